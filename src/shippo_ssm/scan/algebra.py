@@ -1,0 +1,101 @@
+"""The algebra of the recurrence: two-sided affine maps H -> left H right + update, and their composition.
+
+An `Affine` holds one map or a whole batch of them. `left` is [.., N] (a diagonal) or [.., N, N], `right` is [.., P, P] or
+`None` for the identity, `update` is [.., N, P]. The composition law of proposition "Exact block-affine scan closure" stands
+in this file and nowhere else: left factors multiply from the left, right factors from the right, in time order.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+
+class Affine(NamedTuple):
+    """The map H -> left H right + update.
+
+    Args:
+        left: [.., N] for a diagonal left factor or [.., N, N] for a dense one.
+        right: [.., P, P], or `None` for the identity.
+        update: [.., N, P].
+
+    Example:
+        >>> import torch
+        >>> step = Affine(torch.full((3,), 0.5), None, torch.ones(3, 2))
+        >>> apply(step, torch.ones(3, 2))[0].tolist()
+        [1.5, 1.5]
+    """
+
+    left: Tensor
+    right: Tensor | None
+    update: Tensor
+
+    @property
+    def diagonal(self) -> bool:
+        """Whether `left` is a diagonal, [.., N], rather than dense, [.., N, N]."""
+        return self.left.ndim == self.update.ndim - 1
+
+
+def identity_affine(
+    num_rows: int,
+    num_columns: int,
+    *,
+    batch_shape: tuple[int, ...] = (),
+    dense: bool = False,
+    dtype: torch.dtype | None = None,
+    device: torch.device | str | None = None,
+) -> Affine:
+    """The map H -> H on [N, P] = [num_rows, num_columns]: composing with it on either side changes nothing."""
+    left = torch.ones(*batch_shape, num_rows, dtype=dtype, device=device)
+    if dense:
+        left = torch.diag_embed(left)
+    right = torch.eye(num_columns, dtype=dtype, device=device).expand(*batch_shape, num_columns, num_columns)
+    return Affine(left, right, torch.zeros(*batch_shape, num_rows, num_columns, dtype=dtype, device=device))
+
+
+def apply(element: Affine, state: Tensor) -> Tensor:
+    """left state right + update, for `state` [.., N, P]."""
+    moved = state if element.right is None else state @ element.right
+    moved = element.left.unsqueeze(-1) * moved if element.diagonal else element.left @ moved
+    return moved + element.update
+
+
+def compose(first: Affine, second: Affine) -> Affine:
+    """The map that applies `first`, then `second`: (L2 L1, R1 R2, L2 U1 R2 + U2). Not commutative.
+
+    Args:
+        first: the earlier map.
+        second: the later map, with the same N, P and the same kind of left factor.
+
+    Returns:
+        The composite as an `Affine`.
+
+    Example:
+        >>> import torch
+        >>> halve, add = Affine(torch.full((1,), 0.5), None, torch.zeros(1, 1)), Affine(torch.ones(1), None, torch.ones(1, 1))
+        >>> apply(compose(halve, add), torch.ones(1, 1)).item(), apply(compose(add, halve), torch.ones(1, 1)).item()
+        (1.5, 1.0)
+    """
+    if first.diagonal != second.diagonal or first.update.shape[-2:] != second.update.shape[-2:]:
+        raise ValueError(
+            f"compose: `first` maps {_describe(first)} and `second` maps {_describe(second)}; expected the same N, P and the "
+            "same kind of left factor; use torch.diag_embed to turn a diagonal left factor into a dense one"
+        )
+    left = second.left * first.left if second.diagonal else second.left @ first.left
+    if first.right is None or second.right is None:
+        right = second.right if first.right is None else first.right
+    else:
+        right = first.right @ second.right
+    return Affine(left, right, apply(second, first.update))
+
+
+def outer(write: Tensor, value: Tensor) -> Tensor:
+    """The source U = sum over rank of write_r value_r^T: [.., N, P] from [.., r, N] and [.., r, P]."""
+    return write.mT @ value
+
+
+def _describe(element: Affine) -> str:
+    kind = "diagonal" if element.diagonal else "dense"
+    return f"[N, P] = {tuple(element.update.shape[-2:])} with a {kind} left factor"

@@ -1,0 +1,109 @@
+"""The recurrence as a parallel prefix of the composition law, log2(T) levels deep.
+
+Data path: every position becomes an `Affine`; neighbours are composed in pairs, the prefix of the pairs is taken recursively,
+and the positions in between are filled in by one more composition each. The initial state enters as a first element whose
+update it is, so that the update of each cumulative map is the state.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from shippo_ssm.scan.algebra import Affine, compose, identity_affine, outer
+from shippo_ssm.scan.packing import packing_of
+
+
+def cumulative_affine(elements: Affine, dim: int) -> Affine:
+    """The maps from before the first position to after each one: element 0, then 1 after 0, then 2 after 1 after 0, ...
+
+    Args:
+        elements: one map per position, with time at (positive) dimension `dim` of every tensor.
+        dim: the time dimension.
+
+    Returns:
+        The cumulative maps, same shapes. Two runs of them join exactly by `compose(last of the first, each of the second)`.
+    """
+    length = elements.update.shape[dim]
+    if length < 2:
+        return elements
+    even, odd = _take(elements, dim, slice(0, None, 2)), _take(elements, dim, slice(1, None, 2))
+    at_odd = cumulative_affine(compose(_take(even, dim, slice(0, length // 2)), odd), dim)
+    at_even = compose(_take(at_odd, dim, slice(0, (length - 1) // 2)), _take(even, dim, slice(1, None)))
+    return Affine(
+        *(
+            None if first is None else _interleave(torch.cat([first.narrow(dim, 0, 1), evens], dim), odds, dim)
+            for first, evens, odds in zip(even, at_even, at_odd)
+        )
+    )
+
+
+def block_affine_scan(
+    left: Tensor, right: Tensor | None, update: Tensor, *, initial_state: Tensor | None = None
+) -> Tensor:
+    """All states of H_t = left_t H_{t-1} right_t + update_t, shapes as in `shippo_ssm.scan.block_affine_scan`."""
+    time = update.ndim - 3
+    elements = Affine(left, right, update)
+    if initial_state is None:
+        return cumulative_affine(elements, time).update
+    start = identity_affine(
+        *update.shape[-2:],
+        batch_shape=update.shape[:-3],
+        dense=not elements.diagonal,
+        dtype=update.dtype,
+        device=update.device,
+    )._replace(update=initial_state)
+    joined = Affine(
+        *(
+            None if tensor is None else torch.cat([first.unsqueeze(time), tensor], time)
+            for first, tensor in zip(start, elements)
+        )
+    )
+    return cumulative_affine(joined, time).update.narrow(time, 1, update.shape[time])
+
+
+def transport_scan(
+    value: Tensor,
+    write: Tensor,
+    read: Tensor,
+    step: Tensor,
+    drift: Tensor,
+    right: Tensor | None = None,
+    *,
+    initial_state: Tensor | None = None,
+    output_final_state: bool = False,
+    cu_seqlens: Tensor | None = None,
+) -> tuple[Tensor, Tensor | None]:
+    """H_t = exp(step_t drift_t) H_{t-1} right_t + write_t value_t^T, y_t = read_t^T H_t, by a parallel prefix."""
+    log_left = step.unsqueeze(-1) * drift
+    packing = None if cu_seqlens is None else packing_of(cu_seqlens)
+    if packing is not None:
+        value, write, read, log_left = (packing.pad(tensor) for tensor in (value, write, read, log_left))
+        right = None if right is None else packing.pad_right(right)
+    if value.ndim == 4:
+        value, write = value.unsqueeze(-2), write.unsqueeze(-2)
+    # Time goes behind the groups, as `block_affine_scan` has it: [B, G, T, ...].
+    right_BGTPP = None if right is None else right.movedim(1, 2)
+    update_BGTNP = outer(write, value).movedim(1, 2)
+    states_BGTNP = block_affine_scan(
+        log_left.exp().movedim(1, 2), right_BGTPP, update_BGTNP, initial_state=initial_state
+    )
+    y = (read.unsqueeze(-2) @ states_BGTNP.movedim(2, 1)).squeeze(-2)
+    final_state = None
+    if output_final_state:
+        final_state = states_BGTNP[:, :, -1] if states_BGTNP.shape[2] else initial_state
+        if final_state is None:
+            final_state = update_BGTNP.new_zeros(*update_BGTNP.shape[:2], *update_BGTNP.shape[3:])
+    return y if packing is None else packing.unpad(y), final_state
+
+
+def _take(elements: Affine, dim: int, span: slice) -> Affine:
+    index = (slice(None),) * dim + (span,)
+    return Affine(*(None if tensor is None else tensor[index] for tensor in elements))
+
+
+def _interleave(evens: Tensor, odds: Tensor, dim: int) -> Tensor:
+    """[e0, o0, e1, o1, ...] along `dim`; `evens` may be one longer."""
+    pairs = odds.shape[dim]
+    mixed = torch.stack([evens.narrow(dim, 0, pairs), odds], dim + 1).flatten(dim, dim + 1)
+    return mixed if evens.shape[dim] == pairs else torch.cat([mixed, evens.narrow(dim, pairs, 1)], dim)

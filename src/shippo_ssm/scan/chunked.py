@@ -1,0 +1,183 @@
+"""The recurrence in a moving frame: diagonal gated linear attention inside a chunk, the composition law between chunks.
+
+Data path: T is cut into chunks of C positions. Inside a chunk V_t = right_1 .. right_t is the frame, counted from the chunk's
+start. Values go into the frame, value_t^T V_t^{-1}; there the memory follows a plain diagonal recurrence, so position t sees
+an earlier position s with weight read_t . exp(decay from s to t) write_s; the answer is carried back with V_t. Each chunk is
+also one `Affine` map of the memory, and those maps are scanned.
+
+Weights between two positions never divide by a decay: a chunk is halved again and again, and for s in the first and t in the
+second half of a piece the decay splits at the middle into two factors that are each a product of true left factors. The frame
+is divided by, so its condition number bounds the error; `chunk_length` halves C until that bound is met. README.md beside
+this file has the derivation.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from shippo_ssm.scan import associative
+from shippo_ssm.scan.algebra import Affine, outer
+from shippo_ssm.scan.packing import packing_of
+
+LONGEST_CHUNK = 64
+# The largest condition number of V that a chunk may reach: rounding errors are multiplied by it.
+LARGEST_CONDITION = {torch.float32: 30.0, torch.float64: 1e4}
+
+
+def transport_scan(
+    value: Tensor,
+    write: Tensor,
+    read: Tensor,
+    step: Tensor,
+    drift: Tensor,
+    right: Tensor | None = None,
+    *,
+    initial_state: Tensor | None = None,
+    output_final_state: bool = False,
+    cu_seqlens: Tensor | None = None,
+) -> tuple[Tensor, Tensor | None]:
+    """H_t = exp(step_t drift_t) H_{t-1} right_t + write_t value_t^T, y_t = read_t^T H_t, by chunks in a moving frame."""
+    length = chunk_length(read.shape[1], right)
+    if length == 1:
+        # A frame of one step is the step itself: nothing is left of the chunk but the scan of the maps.
+        return associative.transport_scan(
+            value,
+            write,
+            read,
+            step,
+            drift,
+            right,
+            initial_state=initial_state,
+            output_final_state=output_final_state,
+            cu_seqlens=cu_seqlens,
+        )
+    log_left = step.unsqueeze(-1) * drift
+    packing = None if cu_seqlens is None else packing_of(cu_seqlens)
+    if packing is not None:
+        value, write, read, log_left = (packing.pad(tensor) for tensor in (value, write, read, log_left))
+        right = None if right is None else packing.pad_right(right)
+    if value.ndim == 4:
+        value, write = value.unsqueeze(-2), write.unsqueeze(-2)
+    num_positions = read.shape[1]
+
+    # K chunks of C positions: [B, G, K, C, ...]. Padding stands at the front, as identity maps, so that the last position
+    # of a sequence is the last of its chunk.
+    read_c, write_c, value_c, log_left_c = (_cut(tensor, length) for tensor in (read, write, value, log_left))
+    if right is None:
+        framed_c = value_c
+        frame_c = None
+    else:
+        frame_c, inverse_c = frame(_cut_right(right, length))
+        framed_c = value_c @ inverse_c
+
+    y_c = _attend(read_c, write_c, framed_c, log_left_c)
+
+    # The chunk as one map of the memory: what was written meets the decay up to the chunk's end and the frame of its end.
+    # The last position's own write meets neither, and must not: dividing by the frame and multiplying again leaves rounding
+    # errors that would be all there is of a gradient where the decay is strong.
+    decay_c = log_left_c.cumsum(-2)
+    kept_c = write_c * _decay_to_end(log_left_c).exp().unsqueeze(-2)
+    update = outer(kept_c[..., :-1, :, :].flatten(-3, -2), framed_c[..., :-1, :, :].flatten(-3, -2))
+    last_frame = None if frame_c is None else frame_c[..., -1, :, :]
+    update = update if last_frame is None else update @ last_frame
+    update = update + outer(write_c[..., -1, :, :], value_c[..., -1, :, :])
+    states = associative.block_affine_scan(decay_c[..., -1, :].exp(), last_frame, update, initial_state=initial_state)
+    before = torch.zeros_like(states[:, :, 0]) if initial_state is None else initial_state
+    entering = torch.cat([before.unsqueeze(2), states[:, :, :-1]], dim=2)
+    y_c = y_c + (read_c * decay_c.exp()) @ entering
+    if frame_c is not None:
+        y_c = (y_c.unsqueeze(-2) @ frame_c).squeeze(-2)
+    # A position's own write needs no frame: it is read as it was written.
+    own = (read_c.unsqueeze(-2) * write_c).sum(-1, keepdim=True)
+    y_c = y_c + (own * value_c).sum(-2)
+
+    y = y_c.flatten(2, 3)[:, :, -num_positions:].movedim(2, 1)
+    if packing is not None:
+        y = packing.unpad(y)
+    return y, states[:, :, -1] if output_final_state else None
+
+
+def chunk_length(num_positions: int, right: Tensor | None) -> int:
+    """The longest C = 64, 32, .. 1 for which the frames of all chunks are well conditioned.
+
+    The condition of V_t is |V_t| |V_t^{-1}| / P in Frobenius norms, 1 for an orthogonal frame. It is measured, not bounded
+    from the steps, so that rotations never shorten a chunk; a singular `right` leaves C = 1, which needs no frame.
+    """
+    length = LONGEST_CHUNK
+    while length > 1 and length >= 2 * num_positions:
+        length //= 2
+    if right is None or right.numel() == 0:
+        return length
+    with torch.no_grad():
+        while length > 1:
+            frames, inverses = frame(_cut_right(right, length))
+            norms = torch.linalg.matrix_norm(frames) * torch.linalg.matrix_norm(inverses) / right.shape[-1]
+            # Written so that a NaN, from a singular or overflowing frame, counts as ill conditioned.
+            if bool((norms <= LARGEST_CONDITION[right.dtype]).all()):
+                break
+            length //= 2
+    return length
+
+
+def frame(right: Tensor) -> tuple[Tensor, Tensor]:
+    """V_t = right_1 .. right_t and V_t^{-1} along dimension -3, by doubling.
+
+    The inverses are true inverses, multiplied in the opposite order: a transpose would be right on the orthogonal group only,
+    and would give wrong gradients even there.
+    """
+    inverse, _ = torch.linalg.inv_ex(right)
+    span = 1
+    while span < right.shape[-3]:
+        head, tail = right[..., :span, :, :], inverse[..., :span, :, :]
+        right = torch.cat([head, right[..., :-span, :, :] @ right[..., span:, :, :]], dim=-3)
+        inverse = torch.cat([tail, inverse[..., span:, :, :] @ inverse[..., :-span, :, :]], dim=-3)
+        span *= 2
+    return right, inverse
+
+
+def _attend(read: Tensor, write: Tensor, framed: Tensor, log_left: Tensor) -> Tensor:
+    """sum over s < t of (read_t . exp(decay from s to t) write_s) framed_s inside each chunk, [.., C, P].
+
+    Args:
+        read: [.., C, N].
+        write: [.., C, r, N].
+        framed: [.., C, r, P], values in the frame.
+        log_left: [.., C, N].
+    """
+    length = read.shape[-2]
+    y = framed.new_zeros(*read.shape[:-1], framed.shape[-1])
+    half = length // 2
+    while half:
+        pieces = (length // (2 * half), 2, half)
+        first_log, second_log = log_left.unflatten(-2, pieces).unbind(-3)
+        first_write = write.unflatten(-3, pieces).select(-4, 0)
+        queries = read.unflatten(-2, pieces).select(-3, 1) * second_log.cumsum(-2).exp()
+        keys = (first_write * _decay_to_end(first_log).exp().unsqueeze(-2)).flatten(-3, -2)
+        seen = queries @ keys.mT @ framed.unflatten(-3, pieces).select(-4, 0).flatten(-3, -2)
+        y = y + torch.stack([torch.zeros_like(seen), seen], dim=-3).flatten(-4, -2)
+        half //= 2
+    return y
+
+
+def _decay_to_end(log_left: Tensor) -> Tensor:
+    """The log decay that a write at s meets until the end of its piece: the sum of log_left over s + 1, .., end."""
+    later = F.pad(log_left[..., 1:, :], (0, 0, 0, 1))
+    return later.flip(-2).cumsum(-2).flip(-2)
+
+
+def _cut(tensor: Tensor, length: int) -> Tensor:
+    """[B, T, G, ...] -> [B, G, K, C, ...], padded with zeros at the front."""
+    moved = tensor.movedim(1, 2)
+    short = -moved.shape[2] % length
+    padded = torch.cat([moved.new_zeros(*moved.shape[:2], short, *moved.shape[3:]), moved], dim=2) if short else moved
+    return padded.unflatten(2, (-1, length))
+
+
+def _cut_right(right: Tensor, length: int) -> Tensor:
+    """[B, T, G, P, P] -> [B, G, K, C, P, P], padded with identities at the front."""
+    short = -right.shape[1] % length
+    eye = torch.eye(right.shape[-1], dtype=right.dtype, device=right.device)
+    padded = torch.cat([eye.expand(right.shape[0], short, *right.shape[2:]), right], dim=1)
+    return padded.movedim(1, 2).unflatten(2, (-1, length))

@@ -1,0 +1,164 @@
+"""The public scans: check once, choose a backend by name, compute in the state's dtype, return in the input's.
+
+Nothing falls back silently: "auto" is resolved by `resolve_backend`, whose answer can be printed, and a backend named
+explicitly either runs or raises.
+"""
+
+from __future__ import annotations
+
+import importlib
+from types import ModuleType
+
+import torch
+from torch import Tensor
+
+from shippo_ssm.scan.checks import check_affine_arguments, check_transport_arguments, compute_dtype
+
+BACKENDS = ("reference", "associative", "chunked", "fused")
+FUSED_WIDEST = 16
+
+
+class Resolution(str):
+    """The name of a backend, with the reason for taking it in `.reason`."""
+
+    reason: str
+
+    def __new__(cls, name: str, reason: str) -> Resolution:
+        resolution = super().__new__(cls, name)
+        resolution.reason = reason
+        return resolution
+
+    def __repr__(self) -> str:
+        return f"{str(self)!r} ({self.reason})"
+
+
+def resolve_backend(value: Tensor, right: Tensor | None = None, *, backend: str = "auto") -> Resolution:
+    """The backend that `transport_scan(value, ..., backend=backend)` runs, and why.
+
+    Args:
+        value: [B, T, G, P] or [B, T, G, r, P]; its device, dtype and width decide.
+        right: [B, T, G, P, P] or `None`; taken so that the call looks like the scan's.
+        backend: "auto" or one of "reference", "associative", "chunked", "fused".
+
+    Returns:
+        A string with a `.reason`.
+
+    Example:
+        >>> import torch
+        >>> resolve_backend(torch.zeros(1, 8, 2, 4))
+        'fused' (auto: CPU tensors of width 4 <= 16)
+    """
+    if backend not in ("auto", *BACKENDS):
+        choices = ", ".join(repr(name) for name in ("auto", *BACKENDS))
+        raise ValueError(
+            f"transport_scan: `backend` is {backend!r}; expected one of {choices}; 'auto' suits most calls"
+        )
+    width = value.shape[-1]
+    obstacle = None
+    if value.device.type != "cpu":
+        obstacle = f"tensors on {value.device.type}, and the fused kernels run on a CPU"
+    elif not 1 <= width <= FUSED_WIDEST:
+        obstacle = f"width P = {width}, and the fused kernels take 1 to {FUSED_WIDEST}"
+    if backend == "auto":
+        if obstacle is None:
+            return Resolution("fused", f"auto: CPU tensors of width {width} <= {FUSED_WIDEST}")
+        return Resolution("chunked", f"auto: {obstacle}")
+    if backend == "fused" and obstacle is not None:
+        raise ValueError(f"transport_scan: `backend` is 'fused' with {obstacle}; use backend='chunked' or 'auto'")
+    return Resolution(backend, "asked for by name")
+
+
+def transport_scan(
+    value: Tensor,
+    write: Tensor,
+    read: Tensor,
+    step: Tensor,
+    drift: Tensor,
+    right: Tensor | None = None,
+    *,
+    initial_state: Tensor | None = None,
+    output_final_state: bool = False,
+    cu_seqlens: Tensor | None = None,
+    backend: str = "auto",
+) -> tuple[Tensor, Tensor | None]:
+    """H_t = exp(step_t drift_t) H_{t-1} right_t + write_t value_t^T and y_t = read_t^T H_t.
+
+    Args:
+        value: [B, T, G, P], or [B, T, G, r, P] for a rank-r write (the r sources are summed).
+        write: [B, T, G, N], or [B, T, G, r, N].
+        read: [B, T, G, N].
+        step: [B, T, G].
+        drift: [G, N] (constant) or [B, T, G, N] (time-varying); negative entries forget.
+        right: [B, T, G, P, P]; `None` (default) is the identity.
+        initial_state: [B, G, N, P], or [num_sequences, G, N, P] with `cu_seqlens`; zeros by default.
+        output_final_state: whether to return the state after the last position.
+        cu_seqlens: [num_sequences + 1] boundaries of sequences packed along T, with B = 1; a sequence may be empty.
+        backend: "auto", "reference", "associative", "chunked" or "fused"; see `resolve_backend`.
+
+    Returns:
+        y [B, T, G, P] in the dtype of `value`, and the final state ([B, G, N, P] or [num_sequences, G, N, P]) or `None`.
+        The state is float32 for half-precision inputs, so that a later segment continues from what was really stored.
+
+    Example:
+        >>> import torch
+        >>> ones = torch.ones(1, 3, 1, 1)
+        >>> y, state = transport_scan(
+        ...     ones, ones, ones, ones[..., 0], torch.zeros(1, 1), output_final_state=True, backend="reference"
+        ... )
+        >>> y.flatten().tolist(), state.item()
+        ([1.0, 2.0, 3.0], 3.0)
+    """
+    check_transport_arguments(value, write, read, step, drift, right, initial_state, cu_seqlens)
+    scan = _load(resolve_backend(value, right, backend=backend))
+    dtype, kept = value.dtype, compute_dtype(value.dtype)
+    value, write, read, step, drift = (tensor.to(kept) for tensor in (value, write, read, step, drift))
+    y, final_state = scan.transport_scan(
+        value,
+        write,
+        read,
+        step,
+        drift,
+        None if right is None else right.to(kept),
+        initial_state=None if initial_state is None else initial_state.to(kept),
+        output_final_state=output_final_state,
+        cu_seqlens=cu_seqlens,
+    )
+    return y.to(dtype), final_state
+
+
+def block_affine_scan(
+    left: Tensor, right: Tensor | None, update: Tensor, *, initial_state: Tensor | None = None, backend: str = "auto"
+) -> Tensor:
+    """All states of H_t = left_t H_{t-1} right_t + update_t.
+
+    Args:
+        left: [.., T, N] (diagonal) or [.., T, N, N] (dense).
+        right: [.., T, P, P], or `None` for the identity.
+        update: [.., T, N, P]; real or complex.
+        initial_state: [.., N, P]; zeros by default.
+        backend: "reference" (a loop), "associative" (parallel prefix), or "auto" (default), which is "associative".
+
+    Returns:
+        The states after each position, [.., T, N, P].
+
+    Example:
+        >>> import torch
+        >>> block_affine_scan(torch.full((3, 1), 0.5), None, torch.ones(3, 1, 1)).flatten().tolist()
+        [1.0, 1.5, 1.75]
+    """
+    if backend not in ("auto", "reference", "associative"):
+        raise ValueError(
+            f"block_affine_scan: `backend` is {backend!r}; expected 'auto', 'reference' or 'associative'; the chunked and fused "
+            "backends serve transport_scan"
+        )
+    check_affine_arguments(left, right, update, initial_state)
+    kept = compute_dtype(update.dtype)
+    left, right, update_, initial_state = (
+        None if tensor is None else tensor.to(kept) for tensor in (left, right, update, initial_state)
+    )
+    scan = _load("reference" if backend == "reference" else "associative")
+    return scan.block_affine_scan(left, right, update_, initial_state=initial_state).to(update.dtype)
+
+
+def _load(backend: str) -> ModuleType:
+    return importlib.import_module(f"shippo_ssm.scan.{backend}")

@@ -1,0 +1,51 @@
+"""Packed sequences: one row of T positions holds several sequences, `cu_seqlens` says where each starts and ends.
+
+The batched scans see them as a padded batch, [num_sequences, longest, ...], whose padding is the identity map: step 0
+(left = I), right = I, write and value 0 (update = 0). It stands at the front, so that every sequence ends in the last column.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+
+class Packing(NamedTuple):
+    """Where each packed position lies in the padded batch.
+
+    Args:
+        rows: [T] sequence of each position.
+        columns: [T] place of each position in its row.
+        shape: (num_sequences, longest).
+    """
+
+    rows: Tensor
+    columns: Tensor
+    shape: tuple[int, int]
+
+    def pad(self, packed: Tensor) -> Tensor:
+        """[1, T, ...] -> [num_sequences, longest, ...], zeros in the padding."""
+        padded = packed.new_zeros(*self.shape, *packed.shape[2:])
+        return padded.index_put((self.rows, self.columns), packed[0])
+
+    def pad_right(self, packed: Tensor) -> Tensor:
+        """[1, T, G, P, P] -> [num_sequences, longest, G, P, P], identities in the padding."""
+        eye = torch.eye(packed.shape[-1], dtype=packed.dtype, device=packed.device)
+        padded = eye.expand(*self.shape, *packed.shape[2:])
+        return padded.index_put((self.rows, self.columns), packed[0])
+
+    def unpad(self, padded: Tensor) -> Tensor:
+        """[num_sequences, longest, ...] -> [1, T, ...]."""
+        return padded[self.rows, self.columns].unsqueeze(0)
+
+
+def packing_of(cu_seqlens: Tensor) -> Packing:
+    """The `Packing` of boundaries `cu_seqlens` [num_sequences + 1]."""
+    bounds = cu_seqlens.to(torch.int64)
+    lengths = bounds.diff()
+    rows = torch.repeat_interleave(torch.arange(len(lengths), device=bounds.device), lengths)
+    longest = int(lengths.max())
+    columns = torch.arange(len(rows), device=bounds.device) - bounds[1:][rows] + longest
+    return Packing(rows, columns, (len(lengths), longest))
