@@ -1,0 +1,150 @@
+"""The two contracts of this room: a `Factor` has one coefficient, a `RightAction` family has K coordinates and a step.
+
+A factor is one closed form exp(coef G) with a fixed generator G [P, P]. It is written once, as an update of the
+columns of a state (`act_columns`), touching only the columns it changes; `act`, `dense` and `inverse` follow from it.
+
+A family maps coordinates [.., K] and a step [..], whose leading shapes broadcast, to the right action R [.., P, P] of
+one token. A family says what `dense` and `generator` are and names its coordinates; `act` and `inverse` follow, and a
+family that knows better overrides them. Families are modules, so that one with learnable parts is saved, moved and
+trained with the layer that holds it.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+
+
+def compute_dtype(dtype: torch.dtype) -> torch.dtype:
+    """The dtype in which closed forms are evaluated: float32 for the half types, else the dtype itself."""
+    return torch.float32 if dtype in (torch.float16, torch.bfloat16) else dtype
+
+
+class Factor(ABC):
+    """R = exp(coef G) for a fixed generator G of which the exponential has a closed form."""
+
+    width: int
+
+    @property
+    @abstractmethod
+    def generator(self) -> Tensor:
+        """G [P, P] in float32, or in the dtype of the vectors that define it."""
+
+    @abstractmethod
+    def act_columns(self, columns: Sequence[Tensor], coef: Tensor) -> list[Tensor]:
+        """The P columns [.., N] of `state exp(coef G)`, given those of `state`; `coef` broadcasts against a column."""
+
+    def act(self, state: Tensor, coef: Tensor | float) -> Tensor:
+        """state exp(coef G).
+
+        Args:
+            state: [.., N, P].
+            coef: [..], one coefficient per leading index of `state`, or a number.
+        """
+        if state.ndim < 2 or state.shape[-1] != self.width:
+            raise ValueError(f"state must be [.., N, {self.width}] for a factor of that width, got {tuple(state.shape)}")
+        coef = torch.as_tensor(coef, dtype=state.dtype, device=state.device)
+        return torch.stack(torch.broadcast_tensors(*self.act_columns(state.unbind(-1), coef.unsqueeze(-1))), -1)
+
+    def dense(self, coef: Tensor | float) -> Tensor:
+        """exp(coef G) [.., P, P] for coefficients [..]."""
+        coef = torch.as_tensor(coef)
+        if not coef.is_floating_point():
+            coef = coef.to(torch.get_default_dtype())
+        return self.act(torch.eye(self.width, dtype=coef.dtype, device=coef.device), coef)
+
+    def inverse(self, coef: Tensor | float) -> Tensor:
+        """exp(-coef G) [.., P, P], the inverse of `dense(coef)`."""
+        return self.dense(-coef)
+
+
+class RightAction(nn.Module, ABC):
+    """A family of right actions R(coords, step) of one group of width P; calling it is `dense`.
+
+    Attributes:
+        width: P.
+        coordinates: the names of the K coordinates, in order.
+        num_coordinates: K.
+    """
+
+    def __init__(self, width: int, coordinates: Sequence[str]) -> None:
+        super().__init__()
+        if isinstance(width, bool) or not isinstance(width, int) or width < 1:
+            raise ValueError(f"width must be a positive integer, got {width!r}")
+        self.width = width
+        self.coordinates = tuple(coordinates)
+        self.num_coordinates = len(self.coordinates)
+
+    @abstractmethod
+    def dense(self, coords: Tensor, step: Tensor | float) -> Tensor:
+        """R [.., P, P] for coordinates [.., K] and steps [..] >= 0."""
+
+    @abstractmethod
+    def generator(self, coords: Tensor) -> Tensor:
+        """A [.., P, P] such that R agrees with exp(step A) to first order in the step."""
+
+    def act(self, state: Tensor, coords: Tensor, step: Tensor | float) -> Tensor:
+        """state R for a state [.., N, P] whose leading shape broadcasts with that of R."""
+        self.check_state(state)
+        return state @ self.dense(coords, step)
+
+    def inverse(self, coords: Tensor, step: Tensor | float) -> Tensor:
+        """R^{-1} [.., P, P], the true inverse (never a transpose)."""
+        return torch.linalg.inv(self.dense(coords, step))
+
+    def init_coordinates(self) -> Tensor:
+        """Coordinates [K] at which R is the identity, or near it: where a controller's bias should start."""
+        return torch.zeros(self.num_coordinates)
+
+    def forward(self, coords: Tensor, step: Tensor | float) -> Tensor:
+        return self.dense(coords, step)
+
+    def extra_repr(self) -> str:
+        return f"width={self.width}, num_coordinates={self.num_coordinates}"
+
+    def check_state(self, state: Tensor) -> None:
+        if state.ndim < 2 or state.shape[-1] != self.width:
+            raise ValueError(f"state must be [.., N, {self.width}] for this family, got {tuple(state.shape)}")
+
+    def check_coords(self, coords: Tensor) -> None:
+        """Raise where coords is not a floating tensor [.., K]."""
+        if not isinstance(coords, Tensor) or not coords.is_floating_point():
+            raise ValueError(f"coords must be a floating tensor [.., {self.num_coordinates}], got {coords!r:.60}")
+        if coords.ndim < 1 or coords.shape[-1] != self.num_coordinates:
+            raise ValueError(
+                f"coords must be [.., {self.num_coordinates}] for {type(self).__name__}(width={self.width}), "
+                f"got {tuple(coords.shape)}; its coordinates are {', '.join(self.coordinates) or 'none'}"
+            )
+
+    def check(self, coords: Tensor, step: Tensor | float) -> Tensor:
+        """Check both arguments and return the step as a tensor beside the coordinates.
+
+        Values are looked at on the CPU in eager mode only: elsewhere a look would stall the device or break the graph.
+        """
+        self.check_coords(coords)
+        step = torch.as_tensor(step, dtype=coords.dtype, device=coords.device) if not isinstance(step, Tensor) else step
+        try:
+            torch.broadcast_shapes(coords.shape[:-1], step.shape)
+        except RuntimeError:
+            raise ValueError(
+                f"step must broadcast with the leading shape {tuple(coords.shape[:-1])} of coords, got {tuple(step.shape)}"
+            ) from None
+        if values_visible(coords) and values_visible(step):
+            if not bool((step >= 0).all()):
+                raise ValueError(f"step must be >= 0 everywhere, got a minimum of {step.min().item()}; pass softplus(raw)")
+            if not bool(torch.isfinite(coords).all()):
+                raise ValueError("coords has an entry that is not finite; look for a NaN or an overflow where it is made")
+        return step
+
+
+def values_visible(tensor: Tensor) -> bool:
+    """Whether a tensor holds plain CPU numbers that Python may look at: not compiled, not traced, not inside vmap."""
+    return (
+        tensor.device.type == "cpu"
+        and not torch.compiler.is_compiling()
+        and type(tensor) in (Tensor, nn.Parameter)
+        and not torch._C._functorch.is_functorch_wrapped_tensor(tensor)  # pyright: ignore[reportAttributeAccessIssue]
+    )
