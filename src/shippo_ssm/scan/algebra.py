@@ -7,6 +7,7 @@ in this file and nowhere else: left factors multiply from the left, right factor
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
@@ -89,6 +90,12 @@ def compose(first: Affine, second: Affine) -> Affine:
     else:
         right = first.right @ second.right
     return Affine(left, right, apply(second, first.update))
+
+
+def map_tensors(function: Callable[..., Tensor], *elements: Affine) -> Affine:
+    """`function` over the lefts, the rights and the updates of `elements`; an identity right (`None`) stays one."""
+    right = None if elements[0].right is None else function(*(element.right for element in elements))
+    return Affine(function(*(element.left for element in elements)), right, function(*(element.update for element in elements)))
 
 
 def outer(write: Tensor, value: Tensor) -> Tensor:

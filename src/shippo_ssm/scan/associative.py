@@ -10,8 +10,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from shippo_ssm.scan.algebra import Affine, compose, identity_affine, outer
-from shippo_ssm.scan.packing import packing_of
+from shippo_ssm.scan.algebra import Affine, compose, identity_affine, map_tensors, outer
+from shippo_ssm.scan.packing import scan_packed
 
 
 def cumulative_affine(elements: Affine, dim: int) -> Affine:
@@ -30,17 +30,11 @@ def cumulative_affine(elements: Affine, dim: int) -> Affine:
     even, odd = _take(elements, dim, slice(0, None, 2)), _take(elements, dim, slice(1, None, 2))
     at_odd = cumulative_affine(compose(_take(even, dim, slice(0, length // 2)), odd), dim)
     at_even = compose(_take(at_odd, dim, slice(0, (length - 1) // 2)), _take(even, dim, slice(1, None)))
-    return Affine(
-        *(
-            None if first is None else _interleave(torch.cat([first.narrow(dim, 0, 1), evens], dim), odds, dim)
-            for first, evens, odds in zip(even, at_even, at_odd)
-        )
-    )
+    starts = map_tensors(lambda first, rest: torch.cat([first.narrow(dim, 0, 1), rest], dim), even, at_even)
+    return map_tensors(lambda evens, odds: _interleave(evens, odds, dim), starts, at_odd)
 
 
-def block_affine_scan(
-    left: Tensor, right: Tensor | None, update: Tensor, *, initial_state: Tensor | None = None
-) -> Tensor:
+def block_affine_scan(left: Tensor, right: Tensor | None, update: Tensor, *, initial_state: Tensor | None = None) -> Tensor:
     """All states of H_t = left_t H_{t-1} right_t + update_t, shapes as in `shippo_ssm.scan.block_affine_scan`."""
     time = update.ndim - 3
     elements = Affine(left, right, update)
@@ -53,12 +47,7 @@ def block_affine_scan(
         dtype=update.dtype,
         device=update.device,
     )._replace(update=initial_state)
-    joined = Affine(
-        *(
-            None if tensor is None else torch.cat([first.unsqueeze(time), tensor], time)
-            for first, tensor in zip(start, elements)
-        )
-    )
+    joined = map_tensors(lambda rest, first: torch.cat([first.unsqueeze(time), rest], time), elements, start)
     return cumulative_affine(joined, time).update.narrow(time, 1, update.shape[time])
 
 
@@ -75,31 +64,38 @@ def transport_scan(
     cu_seqlens: Tensor | None = None,
 ) -> tuple[Tensor, Tensor | None]:
     """H_t = exp(step_t drift_t) H_{t-1} right_t + write_t value_t^T, y_t = read_t^T H_t, by a parallel prefix."""
-    log_left = step.unsqueeze(-1) * drift
-    packing = None if cu_seqlens is None else packing_of(cu_seqlens)
-    if packing is not None:
-        value, write, read, log_left = (packing.pad(tensor) for tensor in (value, write, read, log_left))
-        right = None if right is None else packing.pad_right(right)
+    if cu_seqlens is not None:
+        return scan_packed(
+            transport_scan,
+            value,
+            write,
+            read,
+            step,
+            drift,
+            right,
+            initial_state=initial_state,
+            output_final_state=output_final_state,
+            cu_seqlens=cu_seqlens,
+        )
     if value.ndim == 4:
         value, write = value.unsqueeze(-2), write.unsqueeze(-2)
     # Time goes behind the groups, as `block_affine_scan` has it: [B, G, T, ...].
+    left_BGTN = (step.unsqueeze(-1) * drift).exp().movedim(1, 2)
     right_BGTPP = None if right is None else right.movedim(1, 2)
     update_BGTNP = outer(write, value).movedim(1, 2)
-    states_BGTNP = block_affine_scan(
-        log_left.exp().movedim(1, 2), right_BGTPP, update_BGTNP, initial_state=initial_state
-    )
+    states_BGTNP = block_affine_scan(left_BGTN, right_BGTPP, update_BGTNP, initial_state=initial_state)
     y = (read.unsqueeze(-2) @ states_BGTNP.movedim(2, 1)).squeeze(-2)
     final_state = None
     if output_final_state:
         final_state = states_BGTNP[:, :, -1] if states_BGTNP.shape[2] else initial_state
         if final_state is None:
             final_state = update_BGTNP.new_zeros(*update_BGTNP.shape[:2], *update_BGTNP.shape[3:])
-    return y if packing is None else packing.unpad(y), final_state
+    return y, final_state
 
 
 def _take(elements: Affine, dim: int, span: slice) -> Affine:
     index = (slice(None),) * dim + (span,)
-    return Affine(*(None if tensor is None else tensor[index] for tensor in elements))
+    return map_tensors(lambda tensor: tensor[index], elements)
 
 
 def _interleave(evens: Tensor, odds: Tensor, dim: int) -> Tensor:

@@ -7,6 +7,7 @@ dimension letter gets one size from the first argument that carries it, and ever
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import pairwise
 
 import torch
 from torch import Tensor
@@ -23,9 +24,7 @@ def expect_shape(op: str, name: str, tensor: Tensor, letters: Sequence[str], siz
     """Check `tensor` against dimension `letters`; letters without a size yet take theirs from it."""
     layout = f"[{', '.join(letters)}]"
     if not isinstance(tensor, Tensor):
-        raise ValueError(
-            f"{op}: `{name}` is a {type(tensor).__name__}, expected a tensor {layout}; wrap it in torch.as_tensor"
-        )
+        raise ValueError(f"{op}: `{name}` is a {type(tensor).__name__}, expected a tensor {layout}; wrap it in torch.as_tensor")
     if tensor.ndim != len(letters):
         raise ValueError(
             f"{op}: `{name}` has {tensor.ndim} dimensions, shape {tuple(tensor.shape)}; expected {len(letters)}, {layout}; "
@@ -34,17 +33,15 @@ def expect_shape(op: str, name: str, tensor: Tensor, letters: Sequence[str], siz
     for axis, (letter, size) in enumerate(zip(letters, tensor.shape)):
         if sizes.setdefault(letter, size) != size:
             raise ValueError(
-                f"{op}: `{name}` has {letter} = {size} at dimension {axis}, shape {tuple(tensor.shape)}; expected {layout} with "
-                f"{letter} = {sizes[letter]} as in the arguments before it; scans never broadcast, so expand it first"
+                f"{op}: `{name}` has {letter} = {size} at dimension {axis}, shape {tuple(tensor.shape)}; expected {layout} "
+                f"with {letter} = {sizes[letter]} as in the arguments before it; scans never broadcast, so expand it first"
             )
 
 
 def expect_placement(op: str, name: str, tensor: Tensor, device: torch.device, dtypes: tuple[torch.dtype, ...]) -> None:
     """Check that `tensor` lies on `device` in one of `dtypes`."""
     if tensor.device != device:
-        raise ValueError(
-            f"{op}: `{name}` is on {tensor.device}, expected {device} as the first argument; move it with .to()"
-        )
+        raise ValueError(f"{op}: `{name}` is on {tensor.device}, expected {device} as the first argument; move it with .to()")
     if tensor.dtype not in dtypes:
         wanted = " or ".join(str(dtype).removeprefix("torch.") for dtype in dtypes)
         got = str(tensor.dtype).removeprefix("torch.")
@@ -78,9 +75,7 @@ def check_transport_arguments(
     expect_shape(op, "step", step, ("B", "T", "G"), sizes)
     if not isinstance(drift, Tensor) or drift.ndim not in (2, 4):
         got = f"shape {tuple(drift.shape)}" if isinstance(drift, Tensor) else type(drift).__name__
-        raise ValueError(
-            f"{op}: `drift` is {got}; expected [G, N] (constant) or [B, T, G, N] (time-varying); reshape it"
-        )
+        raise ValueError(f"{op}: `drift` is {got}; expected [G, N] (constant) or [B, T, G, N] (time-varying); reshape it")
     expect_shape(op, "drift", drift, ("G", "N") if drift.ndim == 2 else ("B", "T", "G", "N"), sizes)
     if right is not None:
         expect_shape(op, "right", right, ("B", "T", "G", "P", "P"), sizes)
@@ -120,7 +115,7 @@ def check_cu_seqlens(op: str, cu_seqlens: Tensor, batch: int, length: int, devic
         # The values are not known while tracing; the check runs in eager calls.
         return
     bounds = cu_seqlens.tolist()
-    if bounds[0] != 0 or bounds[-1] != length or any(low > high for low, high in zip(bounds, bounds[1:])):
+    if bounds[0] != 0 or bounds[-1] != length or any(low > high for low, high in pairwise(bounds)):
         raise ValueError(
             f"{op}: `cu_seqlens` is {bounds}; expected non-decreasing boundaries from 0 to T = {length}; "
             "build it with torch.cumsum of the lengths, led by a zero"

@@ -18,8 +18,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from shippo_ssm.scan import associative
-from shippo_ssm.scan.algebra import Affine, outer
-from shippo_ssm.scan.packing import packing_of
+from shippo_ssm.scan.algebra import outer
+from shippo_ssm.scan.packing import scan_packed
 
 LONGEST_CHUNK = 64
 # The largest condition number of V that a chunk may reach: rounding errors are multiplied by it.
@@ -39,6 +39,19 @@ def transport_scan(
     cu_seqlens: Tensor | None = None,
 ) -> tuple[Tensor, Tensor | None]:
     """H_t = exp(step_t drift_t) H_{t-1} right_t + write_t value_t^T, y_t = read_t^T H_t, by chunks in a moving frame."""
+    if cu_seqlens is not None:
+        return scan_packed(
+            transport_scan,
+            value,
+            write,
+            read,
+            step,
+            drift,
+            right,
+            initial_state=initial_state,
+            output_final_state=output_final_state,
+            cu_seqlens=cu_seqlens,
+        )
     length = chunk_length(read.shape[1], right)
     if length == 1:
         # A frame of one step is the step itself: nothing is left of the chunk but the scan of the maps.
@@ -51,13 +64,8 @@ def transport_scan(
             right,
             initial_state=initial_state,
             output_final_state=output_final_state,
-            cu_seqlens=cu_seqlens,
         )
     log_left = step.unsqueeze(-1) * drift
-    packing = None if cu_seqlens is None else packing_of(cu_seqlens)
-    if packing is not None:
-        value, write, read, log_left = (packing.pad(tensor) for tensor in (value, write, read, log_left))
-        right = None if right is None else packing.pad_right(right)
     if value.ndim == 4:
         value, write = value.unsqueeze(-2), write.unsqueeze(-2)
     num_positions = read.shape[1]
@@ -94,8 +102,6 @@ def transport_scan(
     y_c = y_c + (own * value_c).sum(-2)
 
     y = y_c.flatten(2, 3)[:, :, -num_positions:].movedim(2, 1)
-    if packing is not None:
-        y = packing.unpad(y)
     return y, states[:, :, -1] if output_final_state else None
 
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 import importlib
 from types import ModuleType
 
-import torch
 from torch import Tensor
 
 from shippo_ssm.scan.checks import check_affine_arguments, check_transport_arguments, compute_dtype
@@ -50,9 +49,7 @@ def resolve_backend(value: Tensor, right: Tensor | None = None, *, backend: str 
     """
     if backend not in ("auto", *BACKENDS):
         choices = ", ".join(repr(name) for name in ("auto", *BACKENDS))
-        raise ValueError(
-            f"transport_scan: `backend` is {backend!r}; expected one of {choices}; 'auto' suits most calls"
-        )
+        raise ValueError(f"transport_scan: `backend` is {backend!r}; expected one of {choices}; 'auto' suits most calls")
     width = value.shape[-1]
     obstacle = None
     if value.device.type != "cpu":
@@ -148,16 +145,15 @@ def block_affine_scan(
     """
     if backend not in ("auto", "reference", "associative"):
         raise ValueError(
-            f"block_affine_scan: `backend` is {backend!r}; expected 'auto', 'reference' or 'associative'; the chunked and fused "
-            "backends serve transport_scan"
+            f"block_affine_scan: `backend` is {backend!r}; expected 'auto', 'reference' or 'associative'; the chunked and "
+            "fused backends serve transport_scan"
         )
     check_affine_arguments(left, right, update, initial_state)
     kept = compute_dtype(update.dtype)
-    left, right, update_, initial_state = (
-        None if tensor is None else tensor.to(kept) for tensor in (left, right, update, initial_state)
-    )
+    right = None if right is None else right.to(kept)
+    initial_state = None if initial_state is None else initial_state.to(kept)
     scan = _load("reference" if backend == "reference" else "associative")
-    return scan.block_affine_scan(left, right, update_, initial_state=initial_state).to(update.dtype)
+    return scan.block_affine_scan(left.to(kept), right, update.to(kept), initial_state=initial_state).to(update.dtype)
 
 
 def _load(backend: str) -> ModuleType:

@@ -6,6 +6,7 @@ The batched scans see them as a padded batch, [num_sequences, longest, ...], who
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
@@ -49,3 +50,31 @@ def packing_of(cu_seqlens: Tensor) -> Packing:
     longest = int(lengths.max())
     columns = torch.arange(len(rows), device=bounds.device) - bounds[1:][rows] + longest
     return Packing(rows, columns, (len(lengths), longest))
+
+
+def scan_packed(
+    transport_scan: Callable[..., tuple[Tensor, Tensor | None]],
+    value: Tensor,
+    write: Tensor,
+    read: Tensor,
+    step: Tensor,
+    drift: Tensor,
+    right: Tensor | None,
+    *,
+    initial_state: Tensor | None,
+    output_final_state: bool,
+    cu_seqlens: Tensor,
+) -> tuple[Tensor, Tensor | None]:
+    """`transport_scan` of packed sequences, run as a padded batch; y comes back packed, one final state per sequence."""
+    packing = packing_of(cu_seqlens)
+    y, final_state = transport_scan(
+        packing.pad(value),
+        packing.pad(write),
+        packing.pad(read),
+        packing.pad(step),
+        packing.pad(drift) if drift.ndim == 4 else drift,
+        None if right is None else packing.pad_right(right),
+        initial_state=initial_state,
+        output_final_state=output_final_state,
+    )
+    return packing.unpad(y), final_state

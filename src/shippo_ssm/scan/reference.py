@@ -6,18 +6,19 @@ L_t = exp(step_t drift_t); the state moves as H_t = L_t H_{t-1} R_t + U_t; `read
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import torch
 from torch import Tensor
 
 from shippo_ssm.scan.algebra import Affine, apply, outer
 
 
-def block_affine_scan(
-    left: Tensor, right: Tensor | None, update: Tensor, *, initial_state: Tensor | None = None
-) -> Tensor:
+def block_affine_scan(left: Tensor, right: Tensor | None, update: Tensor, *, initial_state: Tensor | None = None) -> Tensor:
     """All states of H_t = left_t H_{t-1} right_t + update_t, shapes as in `shippo_ssm.scan.block_affine_scan`."""
     time = update.ndim - 3
-    state = torch.zeros_like(update.select(time, 0)) if initial_state is None and update.shape[time] else initial_state
+    shape = update.shape[:time] + update.shape[time + 1 :]
+    state = update.new_zeros(shape) if initial_state is None else initial_state
     states = []
     for t in range(update.shape[time]):
         right_t = None if right is None else right.select(time, t)
@@ -47,7 +48,7 @@ def transport_scan(
         sequences = [(slice(None), slice(0, read.shape[1]))]
     else:
         bounds = cu_seqlens.tolist()
-        sequences = [(slice(s, s + 1), slice(low, high)) for s, (low, high) in enumerate(zip(bounds, bounds[1:]))]
+        sequences = [(slice(s, s + 1), slice(low, high)) for s, (low, high) in enumerate(pairwise(bounds))]
 
     outputs, finals = [], []
     for rows, times in sequences:
