@@ -1,0 +1,76 @@
+"""Imports point one way: a room may lean only on the rooms below it."""
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import shippo_ssm
+
+PACKAGE = Path(shippo_ssm.__file__).parent
+ROOMS = {"projection", "scan", "actions", "layers", "models", "tasks", "experiments", "theory", "cli", "report"}
+# Room -> rooms it may import. Modules at the top of the package that are not rooms serve all of them.
+BELOW = {
+    "projection": set(),
+    "tasks": set(),
+    "scan": set(),
+    "actions": set(),
+    "layers": {"scan", "actions", "projection"},
+    "models": {"layers", "scan", "actions"},
+    "theory": {"projection", "scan", "actions", "layers"},
+    "experiments": {"models", "layers", "scan", "actions", "tasks", "projection"},
+    "report": {"experiments", "theory", "models", "layers", "scan", "actions", "tasks", "projection"},
+    "cli": ROOMS,
+}
+
+
+def imported_rooms(source: str) -> set[str]:
+    """Every room that `source` imports, anywhere in it, lazily or not."""
+    names = []
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Import):
+            names += [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, "relative imports hide the room they come from"
+            names += [node.module, *(f"{node.module}.{alias.name}" for alias in node.names)]
+    parts = [name.split(".") for name in names if name]
+    return {part[1] for part in parts if part[0] == "shippo_ssm" and len(part) > 1} & ROOMS
+
+
+def upward_imports(room: str, source: str) -> set[str]:
+    return imported_rooms(source) - BELOW[room] - {room}
+
+
+@pytest.mark.parametrize("path", sorted(PACKAGE.rglob("*.py")), ids=lambda path: str(path.relative_to(PACKAGE)))
+def test_no_upward_import(path):
+    room = path.relative_to(PACKAGE).parts[0].removesuffix(".py")
+    if room in ROOMS:
+        assert not upward_imports(room, path.read_text())
+    elif room != "__init__":
+        assert not imported_rooms(path.read_text()), "a module that serves all rooms leans on none"
+
+
+def test_an_upward_import_is_found():
+    assert upward_imports("scan", "def f():\n    from shippo_ssm.layers import Shippo") == {"layers"}
+    assert upward_imports("tasks", "import shippo_ssm.scan.reference") == {"scan"}
+    assert upward_imports("layers", "from shippo_ssm import scan") == set()
+
+
+@pytest.mark.parametrize(
+    "module", ["shippo_ssm", "shippo_ssm.scan", "shippo_ssm.actions", "shippo_ssm.layers", "shippo_ssm.cli"]
+)
+def test_importing_does_not_load_heavy_libraries(module):
+    heavy = "{'numba', 'matplotlib', 'transformers', 'jax'}"
+    code = f"import sys, {module}; print(*sorted({heavy} & set(sys.modules)))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == ""
+
+
+def test_public_names():
+    assert shippo_ssm.__version__
+    for name in shippo_ssm.__all__:
+        assert getattr(shippo_ssm, name) is not None
+    with pytest.raises(AttributeError, match="no_such_name"):
+        _ = shippo_ssm.no_such_name
