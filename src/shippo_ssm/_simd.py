@@ -1,0 +1,282 @@
+"""Explicit SIMD inside Numba kernels: a Python function that is run once, while compiling, to write vector instructions.
+
+`@simd(dtype, lanes)` turns a *trace* into something a kernel can call. The trace receives an `Emitter` and the call's
+arguments (arrays become `Pointer`s, integers stay integers); loops and lists in it are Python's and therefore unrolled,
+while `Emitter.blocks` and `Variable` make a loop that exists at run time:
+
+    @simd("float32", 8)
+    def dot(emit, x, y, out, i):                      # out[i] = sum_n x[n] y[n],   n < 100
+        total = emit.variable()
+        for n in emit.blocks(100):                    # n runs over blocks of eight lanes
+            total.set(emit.fma(emit.load(x, n), emit.load(y, n), total.get()))
+        emit.store_sums(out, i, [total.get()])
+
+LLVM's own vectorisers give up where arrays may overlap or a loop writes several of them; here the shape of the machine
+code is the shape of the trace. A vector wider than the processor's registers is split by LLVM, so a trace is portable.
+"""
+
+from __future__ import annotations
+
+import inspect
+import math
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+__all__ = ["Emitter", "Pointer", "Variable", "simd", "simd_lanes"]
+
+# Explicit mantissa bits, largest exponent, and degree of the polynomial for 2^f on |f| <= 1/2.
+_FORMATS = {"float32": (23, 127, 5), "float64": (52, 1023, 11)}
+
+
+def simd_lanes(dtype: str, length: int) -> int:
+    """Lanes of a vector along an axis of `length`: one register, but at least four and no more than needed."""
+    from llvmlite import binding
+
+    features = binding.get_host_cpu_features()
+    register = 64 if features.get("avx512f") else 32
+    return min(register // np.dtype(dtype).itemsize, max(4, 1 << max(0, length - 1).bit_length()))
+
+
+def simd(dtype: str, lanes: int) -> Callable[[Callable[..., None]], Any]:
+    """Decorator: make `trace(emit, *arguments)` callable from a kernel, with vectors of `lanes` elements of `dtype`."""
+    from numba.core import types
+    from numba.extending import intrinsic
+
+    def decorate(trace: Callable[..., None]) -> Any:
+        def definition(typing_context: Any, *argument_types: Any) -> Any:
+            def generate(context: Any, builder: Any, signature: Any, arguments: Sequence[Any]) -> Any:
+                operands = [
+                    Pointer(context.make_array(kind)(context, builder, argument).data)
+                    if isinstance(kind, types.Array)
+                    else argument
+                    for kind, argument in zip(argument_types, arguments)
+                ]
+                trace(Emitter(builder, dtype, lanes), *operands)
+                return context.get_dummy_value()
+
+            return types.void(*argument_types), generate
+
+        # Numba reads the parameter list from the signature; a bare *args would arrive as one tuple.
+        positional = inspect.Parameter.POSITIONAL_OR_KEYWORD
+        names = ["typing_context", *list(inspect.signature(trace).parameters)[1:]]
+        signature = inspect.Signature([inspect.Parameter(name, positional) for name in names])
+        vars(definition)["__signature__"] = signature
+        definition.__name__ = trace.__name__
+        return intrinsic(definition)
+
+    return decorate
+
+
+class Pointer(NamedTuple):
+    """The first element of an array argument."""
+
+    address: Any
+
+
+class Variable:
+    """A vector that a run-time loop reads and writes; LLVM keeps it in a register where one is free."""
+
+    def __init__(self, emit: Emitter, start: Any) -> None:
+        from numba.core import cgutils
+
+        self._builder = emit.builder
+        self._slot = cgutils.alloca_once(emit.builder, emit.vector)
+        emit.builder.store(start, self._slot)
+
+    def get(self) -> Any:
+        return self._builder.load(self._slot)
+
+    def set(self, value: Any) -> None:
+        self._builder.store(value, self._slot)
+
+
+class Emitter:
+    """Writes vector instructions of one dtype and width. Vectors are LLVM values; indices count elements."""
+
+    def __init__(self, builder: Any, dtype: str, lanes: int) -> None:
+        from llvmlite import ir
+
+        self.builder, self.dtype, self.lanes = builder, dtype, lanes
+        self.index = ir.IntType(64)
+        self.scalar = {"float32": ir.FloatType(), "float64": ir.DoubleType()}[dtype]
+        self.vector = ir.VectorType(self.scalar, lanes)
+        self._ir = ir
+        self._itemsize = np.dtype(dtype).itemsize
+
+    def constant(self, value: float) -> Any:
+        """A vector with `value` in every lane."""
+        return self._ir.Constant(self.vector, [float(np.dtype(self.dtype).type(value))] * self.lanes)
+
+    def variable(self) -> Variable:
+        """A vector variable that starts at zero."""
+        return Variable(self, self.constant(0.0))
+
+    def at(self, base: Any, *offsets: Any) -> Any:
+        """The index base + offsets."""
+        base = self._as_index(base)
+        for offset in offsets:
+            base = self.builder.add(base, self._as_index(offset))
+        return base
+
+    def times(self, index: Any, factor: int) -> Any:
+        """The index `index * factor`."""
+        return self.builder.mul(self._as_index(index), self._as_index(factor))
+
+    def blocks(self, length: int) -> Iterator[Any]:
+        """First lanes of the blocks that cover `range(length)`; the last one may hold fewer than `lanes` elements.
+
+        The body is traced once for the whole blocks (a run-time loop) and once more for the rest.
+        """
+        from numba.core import cgutils
+
+        whole, rest = divmod(length, self.lanes)
+        self._active = self.lanes
+        if whole == 1:
+            yield self._as_index(0)
+        elif whole:
+            with cgutils.for_range(self.builder, self._as_index(whole)) as loop:
+                yield self.builder.mul(loop.index, self._as_index(self.lanes))
+        if rest:
+            self._active = rest
+            yield self._as_index(whole * self.lanes)
+            self._active = self.lanes
+
+    def load(self, array: Pointer, index: Any, *, padded: bool = False) -> Any:
+        """The block of `array` that starts at `index`; missing lanes are zero unless the array is `padded`."""
+        if padded or self._active == self.lanes:
+            return self._load(self.vector, array, index)
+        vector = self.constant(0.0)
+        for lane in range(self._active):
+            element = self._load(self.scalar, array, self.at(index, lane))
+            vector = self.builder.insert_element(vector, element, self._lane(lane))
+        return vector
+
+    def store(self, array: Pointer, index: Any, vector: Any, *, padded: bool = False) -> None:
+        """Write the block of `array` that starts at `index`."""
+        if padded or self._active == self.lanes:
+            self._store(vector, array, index)
+            return
+        for lane in range(self._active):
+            self._store(self.builder.extract_element(vector, self._lane(lane)), array, self.at(index, lane))
+
+    def splat(self, array: Pointer, index: Any) -> Any:
+        """array[index] in every lane."""
+        first = self.builder.insert_element(
+            self._ir.Constant(self.vector, self._ir.Undefined), self._load(self.scalar, array, index), self._lane(0)
+        )
+        return self._shuffle(first, first, [0] * self.lanes)
+
+    def add(self, a: Any, b: Any) -> Any:
+        return self.builder.fadd(a, b)
+
+    def mul(self, a: Any, b: Any) -> Any:
+        return self.builder.fmul(a, b)
+
+    def fma(self, a: Any, b: Any, c: Any) -> Any:
+        """a b + c, fused where the processor can."""
+        from numba.core import cgutils
+
+        name = f"llvm.fmuladd.v{self.lanes}f{8 * self._itemsize}"
+        kind = self._ir.FunctionType(self.vector, [self.vector] * 3)
+        return self.builder.call(cgutils.get_or_insert_function(self.builder.module, kind, name), [a, b, c])
+
+    def dot(self, a: Sequence[Any], b: Sequence[Any]) -> Any:
+        """sum_i a_i b_i, lane by lane."""
+        total = self.mul(a[0], b[0])
+        for x, y in zip(a[1:], b[1:]):
+            total = self.fma(x, y, total)
+        return total
+
+    def exp2(self, z: Any) -> Any:
+        """2^z; zero where the result would be subnormal, infinite where it would overflow, NaN for NaN.
+
+        z = r + f with r an integer and |f| <= 1/2; 2^f is a polynomial and r is added to its exponent bits.
+        """
+        builder, ir = self.builder, self._ir
+        mantissa, bias, degree = _FORMATS[self.dtype]
+        bits = ir.VectorType(ir.IntType(8 * self._itemsize), self.lanes)
+        top = self.constant(bias + 1)
+        z = builder.select(builder.fcmp_ordered(">", z, top), top, z)
+        # Adding 1.5 * 2^mantissa rounds to an integer and leaves it in the low bits.
+        magic = self.constant(1.5 * 2.0**mantissa)
+        shifted = builder.fadd(z, magic)
+        f = builder.fsub(z, builder.fsub(shifted, magic))
+        coefficients = exp2_coefficients(degree)
+        power = self.constant(coefficients[-1])
+        for coefficient in reversed(coefficients[:-1]):
+            power = self.fma(power, f, self.constant(coefficient))
+        exponent = builder.shl(builder.bitcast(shifted, bits), ir.Constant(bits, [mantissa] * self.lanes))
+        scaled = builder.bitcast(builder.add(builder.bitcast(power, bits), exponent), self.vector)
+        kept = builder.fcmp_unordered(">=", z, self.constant(1 - bias))
+        return builder.select(kept, scaled, self.constant(0.0))
+
+    def store_sums(self, array: Pointer, index: Any, vectors: Sequence[Any]) -> None:
+        """array[index + i] = sum over the lanes of vectors[i]."""
+        for first in range(0, len(vectors), 4):
+            four = list(vectors[first : first + 4])
+            count = len(four)
+            sums = self._four_sums(four + [four[-1]] * (4 - count))
+            if count == 4:
+                self._store(sums, array, self.at(index, first))
+                continue
+            for i in range(count):
+                self._store(self.builder.extract_element(sums, self._lane(i)), array, self.at(index, first + i))
+
+    def _four_sums(self, four: list[Any]) -> Any:
+        # Transpose and add inside groups of four lanes, so that no shuffle crosses a 128-bit half, then add the groups.
+        groups = range(0, self.lanes, 4)
+        other = self.lanes
+
+        def merge(a: Any, b: Any, low: list[int], high: list[int]) -> Any:
+            return self.add(
+                self._shuffle(a, b, [g + i for g in groups for i in low]),
+                self._shuffle(a, b, [g + i for g in groups for i in high]),
+            )
+
+        zipped = [0, other, 1, other + 1], [2, other + 2, 3, other + 3]
+        halves = [0, 1, other, other + 1], [2, 3, other + 2, other + 3]
+        total = merge(merge(four[0], four[1], *zipped), merge(four[2], four[3], *zipped), *halves)
+        width = self.lanes
+        while width > 4:
+            width //= 2
+            low, high = list(range(width)), list(range(width, 2 * width))
+            total = self.add(self._shuffle(total, total, low), self._shuffle(total, total, high))
+        return total
+
+    def _shuffle(self, a: Any, b: Any, lanes: list[int]) -> Any:
+        mask = self._ir.Constant(self._ir.VectorType(self._ir.IntType(32), len(lanes)), lanes)
+        return self.builder.shuffle_vector(a, b, mask)
+
+    def _as_index(self, value: Any) -> Any:
+        return self._ir.Constant(self.index, value) if isinstance(value, int) else value
+
+    def _lane(self, lane: int) -> Any:
+        return self._ir.Constant(self._ir.IntType(32), lane)
+
+    def _element(self, kind: Any, array: Pointer, index: Any) -> Any:
+        address = self.builder.gep(array.address, [self._as_index(index)])
+        return self.builder.bitcast(address, kind.as_pointer())
+
+    def _load(self, kind: Any, array: Pointer, index: Any) -> Any:
+        loaded = self.builder.load(self._element(kind, array, index))
+        loaded.align = self._itemsize
+        return loaded
+
+    def _store(self, value: Any, array: Pointer, index: Any) -> None:
+        stored = self.builder.store(value, self._element(value.type, array, index))
+        stored.align = self._itemsize
+
+
+def exp2_coefficients(degree: int) -> list[float]:
+    """Coefficients, lowest first, of a near-minimax polynomial for 2^f on |f| <= 1/2 that is exactly 1 at f = 0.
+
+    (2^f - 1) / f is interpolated at Chebyshev points, so that decays close to one keep their full relative accuracy.
+    """
+
+    def slope(f: np.ndarray) -> np.ndarray:
+        return np.expm1(f * math.log(2.0)) / np.where(f == 0.0, 1.0, f) + np.where(f == 0.0, math.log(2.0), 0.0)
+
+    interpolant = np.polynomial.Chebyshev.interpolate(slope, degree - 1, domain=[-0.5, 0.5])
+    return [1.0, *interpolant.convert(kind=np.polynomial.Polynomial).coef.tolist()]

@@ -1,0 +1,254 @@
+"""The scan and its adjoint as machine code: time outside, groups inside, the state order N along the vector lanes.
+
+Everything is flat. Token `u` of the kernel is one (position, group) pair, the row t G + g of every operand; a batch is B
+sequences of T positions one after another, so a dense batch and packed sequences are the same thing, told apart by
+`bounds`. A work item is one sequence and one block of neighbouring groups.
+
+Forward: for each position, for each group of the block, with the state H [P][N] in a scratch that stays in cache,
+
+    H <- exp(step drift) * (H right) + write value^T,    y = read^T H,
+
+and the state before every chunk of positions goes to `checkpoints` when those are asked for.
+
+Backward: chunks from the last to the first. The states of a chunk are computed again from its checkpoint into a
+scratch; then, positions backwards, with the adjoint S = dLoss/dH in the same layout,
+
+    S <- S + read dy^T;   dread = H dy;   dwrite = S value;   dvalue = S^T write;   M = exp(step drift) * S;
+    dright = H_old^T M;   S <- M right^T;   q = sum_p H_old S;   dstep = sum_n q drift;   ddrift = q step.
+
+The gradient with respect to step drift is q = <H_old, S> rather than <H - write value^T, S_new>: the same number
+without a cancellation, hence exactly zero where the memory was wiped.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+
+from shippo_ssm._simd import Emitter, Pointer, simd, simd_lanes
+
+__all__ = ["build_backward", "build_forward", "padded_order"]
+
+
+def padded_order(dtype: str, order: int) -> int:
+    """N rounded up to whole vectors: the row length of states in scratch and checkpoints."""
+    lanes = simd_lanes(dtype, order)
+    return -(-order // lanes) * lanes
+
+
+def build_forward(dtype: str, order: int, width: int, rank: int, has_right: bool, varying: bool, chunk: int) -> Any:
+    """The forward kernel: y, the final states and, unless `checkpoints` is empty, the state before every chunk."""
+    advance = _advance(dtype, order, width, rank, has_right, has_output=True)
+    row = padded_order(dtype, order)
+    size = width * row
+    element = np.dtype(dtype).type
+
+    def forward(
+        value, write, read, step, drift, right, initial, bounds, first_chunk,
+        y, final, checkpoints, groups, block, start, stop,
+    ):  # fmt: skip
+        num_blocks = (groups + block - 1) // block
+        states = np.empty(block * size, element)
+        for item in range(start, stop):
+            sequence, first = item // num_blocks, item % num_blocks * block
+            count = min(block, groups - first)
+            begin, end = bounds[sequence], bounds[sequence + 1]
+            corner = (sequence * groups + first) * order * width
+            states[:] = 0
+            if initial.size:
+                for g in range(count):
+                    for n in range(order):
+                        for p in range(width):
+                            states[g * size + p * row + n] = initial[corner + (g * order + n) * width + p]
+            for low in range(begin, end, chunk):
+                if checkpoints.size:
+                    kept = ((first_chunk[sequence] + (low - begin) // chunk) * groups + first) * size
+                    checkpoints[kept : kept + count * size] = states[: count * size]
+                for t in range(low, min(low + chunk, end)):
+                    for g in range(count):
+                        u = t * groups + first + g
+                        d = u if varying else first + g
+                        advance(states, g * size, g * size, value, write, read, step, drift, right, u, d, y, 0)
+            for g in range(count):
+                for n in range(order):
+                    for p in range(width):
+                        final[corner + (g * order + n) * width + p] = states[g * size + p * row + n]
+
+    return forward
+
+
+def build_backward(dtype: str, order: int, width: int, rank: int, has_right: bool, varying: bool, chunk: int) -> Any:
+    """The backward kernel: gradients of every operand; a constant drift's is left as one partial per sequence."""
+    advance = _advance(dtype, order, width, rank, has_right, has_output=False)
+    retreat = _retreat(dtype, order, width, rank, has_right, varying)
+    row = padded_order(dtype, order)
+    size = width * row
+    element = np.dtype(dtype).type
+
+    def backward(
+        value, write, read, step, drift, right, dy, dfinal, bounds, first_chunk, checkpoints,
+        dvalue, dwrite, dread, dstep, ddrift, dright, dinitial, groups, block, start, stop,
+    ):  # fmt: skip
+        num_blocks = (groups + block - 1) // block
+        states = np.empty((chunk + 1) * block * size, element)
+        decays = np.empty(chunk * block * row, element)
+        adjoint = np.empty(block * size, element)
+        moved = np.empty(size, element)
+        slopes = np.empty(block * row, element)
+        for item in range(start, stop):
+            sequence, first = item // num_blocks, item % num_blocks * block
+            count = min(block, groups - first)
+            begin, end = bounds[sequence], bounds[sequence + 1]
+            corner = (sequence * groups + first) * order * width
+            adjoint[:] = 0
+            if dfinal.size:
+                for g in range(count):
+                    for n in range(order):
+                        for p in range(width):
+                            adjoint[g * size + p * row + n] = dfinal[corner + (g * order + n) * width + p]
+            for k in range((end - begin + chunk - 1) // chunk - 1, -1, -1):
+                low, high = begin + k * chunk, min(begin + k * chunk + chunk, end)
+                kept = ((first_chunk[sequence] + k) * groups + first) * size
+                states[: count * size] = checkpoints[kept : kept + count * size]
+                for t in range(low, high):
+                    for g in range(count):
+                        u = t * groups + first + g
+                        d = u if varying else first + g
+                        s = (t - low) * block + g
+                        old, new = s * size, (s + block) * size
+                        advance(states, old, new, value, write, read, step, drift, right, u, d, decays, s * row)
+                # A chunk's share of the drift gradient is summed apart, so that long sequences lose no digits.
+                slopes[:] = 0
+                for t in range(high - 1, low - 1, -1):
+                    for g in range(count):
+                        u = t * groups + first + g
+                        d = u if varying else first + g
+                        s = (t - low) * block + g
+                        old, new = s * size, (s + block) * size
+                        retreat(
+                            states, old, new, decays, s * row, adjoint, g * size, moved, slopes, g * row,
+                            value, write, read, step, drift, right, dy, u, d,
+                            dvalue, dwrite, dread, dstep, ddrift, dright,
+                        )  # fmt: skip
+                if not varying:
+                    for g in range(count):
+                        for n in range(order):
+                            ddrift[(sequence * groups + first + g) * order + n] += slopes[g * row + n]
+            if dinitial.size:
+                for g in range(count):
+                    for n in range(order):
+                        for p in range(width):
+                            dinitial[corner + (g * order + n) * width + p] = adjoint[g * size + p * row + n]
+
+    return backward
+
+
+def _advance(dtype: str, order: int, width: int, rank: int, has_right: bool, has_output: bool) -> Any:
+    """One position of one group: the state at `old` gives the state at `new`, and either y or a copy of the decay."""
+    row = padded_order(dtype, order)
+
+    @simd(dtype, simd_lanes(dtype, order))
+    def advance(
+        emit: Emitter, states: Pointer, old: Any, new: Any, value: Pointer, write: Pointer, read: Pointer,
+        step: Pointer, drift: Pointer, right: Pointer, u: Any, d: Any, out: Pointer, o: Any,
+    ) -> None:  # fmt: skip
+        rate = emit.mul(emit.splat(step, u), emit.constant(math.log2(math.e)))
+        values = _splats(emit, value, emit.times(u, rank * width), rank, width)
+        outputs = [emit.variable() for _ in range(width)]
+        for n in emit.blocks(order):
+            decay = emit.exp2(emit.mul(rate, emit.load(drift, emit.at(emit.times(d, order), n))))
+            state = _rows(emit, states, emit.at(old, n), width, row)
+            if has_right:
+                rights = _splats(emit, right, emit.times(u, width * width), width, width)
+                state = [emit.dot(state, column) for column in zip(*rights)]
+            state = [emit.mul(decay, x) for x in state]
+            for r in range(rank):
+                where = emit.load(write, emit.at(emit.times(u, rank * order), n, r * order))
+                state = [emit.fma(where, x, h) for x, h in zip(values[r], state)]
+            for p in range(width):
+                emit.store(states, emit.at(new, n, p * row), state[p], padded=True)
+            if has_output:
+                readout = emit.load(read, emit.at(emit.times(u, order), n))
+                for output, h in zip(outputs, state):
+                    output.set(emit.fma(readout, h, output.get()))
+            else:
+                emit.store(out, emit.at(o, n), decay, padded=True)
+        if has_output:
+            emit.store_sums(out, emit.times(u, width), [output.get() for output in outputs])
+
+    return advance
+
+
+def _retreat(dtype: str, order: int, width: int, rank: int, has_right: bool, varying: bool) -> Any:
+    """One position of one group, backwards: the adjoint at `s` of the new state becomes that of the old one."""
+    row = padded_order(dtype, order)
+
+    @simd(dtype, simd_lanes(dtype, order))
+    def retreat(
+        emit: Emitter, states: Pointer, old: Any, new: Any, decays: Pointer, a: Any, adjoint: Pointer, s: Any,
+        moved: Pointer, slopes: Pointer, k: Any, value: Pointer, write: Pointer, read: Pointer, step: Pointer,
+        drift: Pointer, right: Pointer, dy: Pointer, u: Any, d: Any, dvalue: Pointer, dwrite: Pointer, dread: Pointer,
+        dstep: Pointer, ddrift: Pointer, dright: Pointer,
+    ) -> None:  # fmt: skip
+        values = _splats(emit, value, emit.times(u, rank * width), rank, width)
+        (cotangents,) = _splats(emit, dy, emit.times(u, width), 1, width)
+        rate = emit.splat(step, u)
+        dvalues = [[emit.variable() for _ in range(width)] for _ in range(rank)]
+        dsteps = emit.variable()
+        for n in emit.blocks(order):
+            token = emit.at(emit.times(u, order), n)
+            readout = emit.load(read, token)
+            upper = [emit.fma(readout, c, x) for c, x in zip(cotangents, _rows(emit, adjoint, emit.at(s, n), width, row))]
+            emit.store(dread, token, emit.dot(_rows(emit, states, emit.at(new, n), width, row), cotangents))
+            for r in range(rank):
+                source = emit.at(emit.times(u, rank * order), n, r * order)
+                where = emit.load(write, source)
+                emit.store(dwrite, source, emit.dot(upper, values[r]))
+                for total, x in zip(dvalues[r], upper):
+                    total.set(emit.fma(where, x, total.get()))
+            decay = emit.load(decays, emit.at(a, n), padded=True)
+            lower = [emit.mul(decay, x) for x in upper]
+            if has_right:
+                for p in range(width):
+                    emit.store(moved, emit.at(n, p * row), lower[p], padded=True)
+                rights = _splats(emit, right, emit.times(u, width * width), width, width)
+                lower = [emit.dot(lower, line) for line in rights]
+            for p in range(width):
+                emit.store(adjoint, emit.at(s, n, p * row), lower[p], padded=True)
+            slope = emit.dot(_rows(emit, states, emit.at(old, n), width, row), lower)
+            dsteps.set(emit.fma(slope, emit.load(drift, emit.at(emit.times(d, order), n)), dsteps.get()))
+            if varying:
+                emit.store(ddrift, token, emit.mul(slope, rate))
+            else:
+                total = emit.load(slopes, emit.at(k, n), padded=True)
+                emit.store(slopes, emit.at(k, n), emit.fma(slope, rate, total), padded=True)
+        emit.store_sums(dvalue, emit.times(u, rank * width), [total.get() for line in dvalues for total in line])
+        emit.store_sums(dstep, u, [dsteps.get()])
+        if has_right:
+            _store_dright(emit, states, old, moved, dright, emit.times(u, width * width))
+
+    def _store_dright(emit: Emitter, states: Pointer, old: Any, moved: Pointer, dright: Pointer, start: Any) -> None:
+        # H_old^T M in tiles of two by four: eight sums, six operands, within sixteen registers.
+        for top in range(0, width, 2):
+            for left in range(0, width, 4):
+                high, wide = min(2, width - top), min(4, width - left)
+                tile = [[emit.variable() for _ in range(wide)] for _ in range(high)]
+                for n in emit.blocks(order):
+                    columns = _rows(emit, moved, emit.at(n, left * row), wide, row)
+                    for line, h in zip(tile, _rows(emit, states, emit.at(old, n, top * row), high, row)):
+                        for total, m in zip(line, columns):
+                            total.set(emit.fma(h, m, total.get()))
+                for p, line in enumerate(tile, start=top):
+                    emit.store_sums(dright, emit.at(start, p * width + left), [total.get() for total in line])
+
+    return retreat
+
+
+def _rows(emit: Emitter, array: Pointer, start: Any, count: int, row: int) -> list[Any]:
+    return [emit.load(array, emit.at(start, p * row), padded=True) for p in range(count)]
+
+
+def _splats(emit: Emitter, array: Pointer, start: Any, rows: int, columns: int) -> list[list[Any]]:
+    return [[emit.splat(array, emit.at(start, i * columns + j)) for j in range(columns)] for i in range(rows)]
