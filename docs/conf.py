@@ -1,0 +1,31 @@
+"""Sphinx settings: furo, Markdown by MyST, the API from docstrings; built strictly by `make docs`."""
+
+import re
+
+import shippo_ssm
+
+project = "SHiPPO"
+copyright = "The SHiPPO developers"
+release = shippo_ssm.__version__
+extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "sphinx.ext.mathjax", "sphinx.ext.viewcode"]
+myst_enable_extensions = ["colon_fence", "dollarmath"]
+myst_heading_anchors = 3
+html_theme = "furo"
+html_title = f"SHiPPO {release}"
+html_static_path = ["_static"]
+exclude_patterns = ["_build"]
+autodoc_member_order = "bysource"
+autodoc_typehints = "none"
+napoleon_google_docstring = True
+napoleon_numpy_docstring = False
+
+
+def plain_text(app, what, name, obj, options, lines):
+    """Docstrings are plain text with equations: `|V|`, `a * b` and `x_` are not reST markup."""
+    for number, line in enumerate(lines):
+        if not line.lstrip().startswith((">>>", "...")):
+            lines[number] = re.sub(r"(?<!\\)([|*])", r"\\\1", re.sub(r"(\w)_(?=\W|$)", r"\1\\_", line))
+
+
+def setup(app):
+    app.connect("autodoc-process-docstring", plain_text, priority=400)
