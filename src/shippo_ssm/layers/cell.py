@@ -1,0 +1,232 @@
+"""The two-point exponential-adjusted cell (paper section 3.4) on any scan, continued exactly across segments.
+
+With beta_t = (1 - mix_t) step_t, gamma_t = mix_t step_t and U_t = write_t value_t^T, the cell is
+
+    H_t = L_t (H_{t-1} + beta_t U_{t-1}) R_t + gamma_t U_t,    y_t = read_t^T H_t.
+
+Data path: put Z_t = H_t + beta_{t+1} U_t. Then Z_t = L_t Z_{t-1} R_t + (gamma_t + beta_{t+1}) U_t is a transported scan
+with one rank-r source, started at Z_0 = H_0 + beta_1 U_0, and y_t = read_t^T Z_t - beta_{t+1} (read_t . write_t) value_t.
+At the end of a segment beta_{T+1} is not known yet and is taken as zero, so that the scan ends in H_T; H_T and the last
+write and value make the `CellState` from which a later segment, or a single step, continues.
+
+A masked position is the identity map. It has step 0 (L = I, beta = gamma = 0), R = I, and it holds the write and value of
+the last real position before it, so that the next real position still finds U_{t-1} beside it. Masks may stand anywhere.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from shippo_ssm.scan import transport_scan
+from shippo_ssm.scan.checks import compute_dtype, expect_shape
+
+
+class CellState(NamedTuple):
+    """What a later segment needs: the memory H_T and the last source U_T as its two factors.
+
+    Args:
+        memory: [B, G, N, P], or [num_sequences, G, N, P] after packed sequences.
+        write: [B, G, N], or [B, G, r, N] for rank-r writes.
+        value: [B, G, P], or [B, G, r, P].
+    """
+
+    memory: Tensor
+    write: Tensor
+    value: Tensor
+
+    @property
+    def source(self) -> Tensor:
+        """U_T = write value^T, [B, G, N, P]."""
+        return _outer(self.write, self.value, self.memory.ndim)
+
+
+def shippo_cell(
+    value: Tensor,
+    write: Tensor,
+    read: Tensor,
+    step: Tensor,
+    mix: Tensor,
+    drift: Tensor,
+    right: Tensor | None = None,
+    *,
+    initial_state: CellState | None = None,
+    output_final_state: bool = False,
+    cu_seqlens: Tensor | None = None,
+    mask: Tensor | None = None,
+    backend: str = "auto",
+) -> tuple[Tensor, CellState | None]:
+    """H_t = L_t (H_{t-1} + (1 - mix_t) step_t U_{t-1}) right_t + mix_t step_t U_t, y_t = read_t^T H_t, U_t = write_t value_t^T.
+
+    Args:
+        value: [B, T, G, P], or [B, T, G, r, P] for a rank-r write (the r sources are summed).
+        write: [B, T, G, N], or [B, T, G, r, N].
+        read: [B, T, G, N].
+        step: [B, T, G], >= 0.
+        mix: [B, T, G] in [0, 1]: 1 is exponential Euler, 1/2 the trapezoid.
+        drift: [G, N] or [B, T, G, N]; L_t = exp(step_t drift_t).
+        right: [B, T, G, P, P]; `None` (default) is the identity.
+        initial_state: a `CellState` to continue from; zeros by default.
+        output_final_state: whether to return the `CellState` after the last position.
+        cu_seqlens: [num_sequences + 1] boundaries of sequences packed along T, with B = 1; sources do not cross them.
+        mask: [B, T] bool, `False` where a position is padding and the cell must not move.
+        backend: as in `transport_scan`.
+
+    Returns:
+        y [B, T, G, P] in the dtype of `value` (at masked positions the held memory is read), and the `CellState` or `None`.
+
+    Example:
+        >>> import torch
+        >>> ones = torch.ones(1, 2, 1, 1)
+        >>> y, state = shippo_cell(
+        ...     ones, ones, ones, ones[..., 0], 0.5 * ones[..., 0], torch.zeros(1, 1), output_final_state=True,
+        ...     backend="reference",
+        ... )
+        >>> y.flatten().tolist(), state.memory.item()
+        ([0.5, 1.5], 1.5)
+    """
+    op = "shippo_cell"
+    sizes: dict[str, int] = {}
+    if isinstance(step, Tensor):
+        expect_shape(op, "step", step, ("B", "T", "G"), sizes)
+    expect_shape(op, "mix", mix, ("B", "T", "G"), sizes)
+    rank = ("r",) if value.ndim == 5 else ()
+    if cu_seqlens is not None and mask is not None:
+        raise ValueError(f"{op}: `mask` came with `cu_seqlens`; expected one of them; leave padding out of packed sequences")
+    if mask is not None:
+        expect_shape(op, "mask", mask, ("B", "T"), sizes)
+        if mask.dtype != torch.bool:
+            raise ValueError(
+                f"{op}: `mask` has dtype {mask.dtype}; expected torch.bool, True at real positions; use mask.bool()"
+            )
+    count = value.shape[0] if cu_seqlens is None else cu_seqlens.shape[0] - 1
+    if initial_state is not None:
+        sizes = {"B": count, "G": value.shape[2], "r": value.shape[-2], "N": read.shape[-1], "P": value.shape[-1]}
+        expect_shape(op, "initial_state.memory", initial_state.memory, ("B", "G", "N", "P"), sizes)
+        expect_shape(op, "initial_state.write", initial_state.write, ("B", "G", *rank, "N"), sizes)
+        expect_shape(op, "initial_state.value", initial_state.value, ("B", "G", *rank, "P"), sizes)
+
+    dtype, kept = value.dtype, compute_dtype(value.dtype)
+    value, write, read, step, mix, drift = (tensor.to(kept) for tensor in (value, write, read, step, mix, drift))
+    right = None if right is None else right.to(kept)
+    if initial_state is None:
+        memory = value.new_zeros(count, value.shape[2], read.shape[-1], value.shape[-1])
+        before = CellState(memory, write.new_zeros(count, *write.shape[2:]), value.new_zeros(count, *value.shape[2:]))
+    else:
+        before = CellState(*(tensor.to(kept) for tensor in initial_state))
+    if mask is not None:
+        value, write, step, right = _hold(value, write, step, right, before, mask)
+
+    gamma, beta = mix * step, (1 - mix) * step
+    beta_next = F.pad(beta[:, 1:], (0, 0, 0, 1))
+    if cu_seqlens is not None:
+        # An empty first sequence has no last position; -1 wraps to the end of the row, which is zero already.
+        last = torch.remainder(cu_seqlens[1:] - 1, max(value.shape[1], 1))
+        beta_next = beta_next.index_fill(1, last.to(torch.int64), 0) if value.shape[1] else beta_next
+    weight = (gamma + beta_next)[..., None]
+    y, memory = transport_scan(
+        value,
+        write * (weight if not rank else weight.unsqueeze(-1)),
+        read,
+        step,
+        drift,
+        right,
+        initial_state=_enter(before, beta, cu_seqlens),
+        output_final_state=output_final_state,
+        cu_seqlens=cu_seqlens,
+        backend=backend,
+    )
+    if rank:
+        own = ((read.unsqueeze(-2) * write).sum(-1, keepdim=True) * value).sum(-2)
+    else:
+        own = (read * write).sum(-1, keepdim=True) * value
+    y = (y - beta_next[..., None] * own).to(dtype)
+    if memory is None:
+        return y, None
+    return y, CellState(memory, _last(write, before.write, cu_seqlens), _last(value, before.value, cu_seqlens))
+
+
+def shippo_cell_step(
+    value: Tensor,
+    write: Tensor,
+    read: Tensor,
+    step: Tensor,
+    mix: Tensor,
+    drift: Tensor,
+    right: Tensor | None,
+    state: CellState,
+) -> tuple[Tensor, CellState]:
+    """One position of `shippo_cell`, without a scan: the same arguments with the T dimension taken out.
+
+    Args:
+        value: [B, G, P] or [B, G, r, P].
+        write: [B, G, N] or [B, G, r, N].
+        read: [B, G, N].
+        step, mix: [B, G].
+        drift: [G, N] or [B, G, N].
+        right: [B, G, P, P] or `None`.
+        state: the `CellState` to continue from.
+
+    Returns:
+        y [B, G, P] and the next `CellState`.
+    """
+    dtype, kept = value.dtype, state.memory.dtype
+    value, write, read, step, mix, drift = (tensor.to(kept) for tensor in (value, write, read, step, mix, drift))
+    gamma, beta = (mix * step)[..., None, None], ((1 - mix) * step)[..., None, None]
+    memory = state.memory + beta * state.source
+    memory = memory if right is None else memory @ right.to(kept)
+    memory = torch.exp(step[..., None] * drift)[..., None] * memory + gamma * _outer(write, value, memory.ndim)
+    y = (read.unsqueeze(-2) @ memory).squeeze(-2)
+    return y.to(dtype), CellState(memory, write, value)
+
+
+def _outer(write: Tensor, value: Tensor, ndim: int) -> Tensor:
+    """write value^T [.., N, P], summed over the rank where `write` has one (as many dimensions as the result, `ndim`)."""
+    if write.ndim == ndim:
+        return write.mT @ value
+    return write.unsqueeze(-1) * value.unsqueeze(-2)
+
+
+def _enter(before: CellState, beta: Tensor, cu_seqlens: Tensor | None) -> Tensor:
+    """Z_0 = H_0 + beta_1 U_0, where beta_1 belongs to the first position of each sequence (zero for an empty one)."""
+    if beta.shape[1] == 0:
+        return before.memory
+    if cu_seqlens is None:
+        first = beta[:, 0]
+    else:
+        starts = cu_seqlens[:-1].to(torch.int64)
+        first = beta[0, starts.clamp_max(beta.shape[1] - 1)] * (cu_seqlens.diff() > 0).unsqueeze(-1)
+    return before.memory + first[..., None, None] * before.source
+
+
+def _last(tensor: Tensor, before: Tensor, cu_seqlens: Tensor | None) -> Tensor:
+    """`tensor` [B, T, ...] at the last position of each sequence, or what stood `before` an empty one."""
+    if tensor.shape[1] == 0:
+        return before
+    if cu_seqlens is None:
+        return tensor[:, -1]
+    last = tensor[0, (cu_seqlens[1:] - 1).clamp_min(0).to(torch.int64)]
+    filled = (cu_seqlens.diff() > 0).view(-1, *[1] * (last.ndim - 1))
+    return torch.where(filled, last, before)
+
+
+def _hold(
+    value: Tensor, write: Tensor, step: Tensor, right: Tensor | None, before: CellState, mask: Tensor
+) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
+    """Turn masked positions into identity maps that hold the write and value of the last real position before them."""
+    batch, length = mask.shape
+    places = torch.arange(1, length + 1, device=mask.device).expand(batch, length)
+    # Place 0 is what stood before the segment, place t + 1 is position t.
+    source = torch.where(mask, places, 0).cummax(1).values if length else places
+    rows = torch.arange(batch, device=mask.device).unsqueeze(1)
+
+    value = torch.cat([before.value.unsqueeze(1), value], dim=1)[rows, source]
+    write = torch.cat([before.write.unsqueeze(1), write], dim=1)[rows, source]
+    step = torch.where(mask.unsqueeze(-1), step, 0)
+    if right is not None:
+        eye = torch.eye(right.shape[-1], dtype=right.dtype, device=right.device)
+        right = torch.where(mask[..., None, None, None], right, eye)
+    return value, write, step, right

@@ -1,0 +1,154 @@
+"""The controller: what each token does to the memory, decided from the input alone.
+
+Data path: the branch x [B, T, D] (through an auxiliary causal convolution, if asked for) is projected to (r + 1) N + 4 numbers
+per group: r writes of N, one read of N, and four scalars (step, mix, write gate, read gate). A second projection, the right
+suffix, gives the K coordinates of the right action per group; it is a module of its own, `right_proj`, with its own bias,
+`right_bias`, so that the suffix can be found, frozen or zeroed by name. The memory is not an argument of `forward`:
+controller compatibility (paper section 3.2) holds by construction.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from shippo_ssm.layers.conv import ShortConv
+from shippo_ssm.scan.checks import compute_dtype
+
+# Rows of `scalar_bias` and order of the four scalars behind write and read.
+SCALARS = ("step", "mix", "write_gate", "read_gate")
+
+
+class Emission(NamedTuple):
+    """What the controller says for every position.
+
+    Args:
+        write: [B, T, G, N], or [B, T, G, r, N] for r > 1; gated.
+        read: [B, T, G, N]; gated.
+        step: [B, T, G], > 0.
+        mix: [B, T, G] in (0, 1).
+        coords: [B, T, G, K], coordinates of the right action; K = 0 without one.
+    """
+
+    write: Tensor
+    read: Tensor
+    step: Tensor
+    mix: Tensor
+    coords: Tensor
+
+
+class Controller(nn.Module):
+    """write, read, step, mix, coords = phi(x): an input-only (or causal-convolution) controller.
+
+    With raw numbers from one linear map of x_t per group: write = sigmoid(write gate) raw, read = sigmoid(read gate) raw,
+    step = softplus(raw + bias), mix = sigmoid(raw + bias), coords = right_proj(x_t) + right_bias.
+
+    Args:
+        channels: D, the width of the branch it reads.
+        num_groups: G.
+        d_state: N.
+        num_coordinates: K, coordinates of the right action per group; 0 leaves the suffix out.
+        write_rank: r.
+        conv_width: taps of an auxiliary causal convolution in front; 0 (default) is the input-only controller.
+        dt_min, dt_max: the range in which steps start, log-uniform over the groups.
+        init_coordinates: K numbers, where the right coordinates start; zeros by default.
+
+    Example:
+        >>> import torch
+        >>> controller = Controller(16, num_groups=4, d_state=8, num_coordinates=16)
+        >>> emission, _ = controller(torch.randn(2, 5, 16))
+        >>> emission.write.shape, emission.coords.shape
+        (torch.Size([2, 5, 4, 8]), torch.Size([2, 5, 4, 16]))
+    """
+
+    def __init__(
+        self,
+        channels: int,
+        num_groups: int,
+        d_state: int,
+        num_coordinates: int = 0,
+        *,
+        write_rank: int = 1,
+        conv_width: int = 0,
+        dt_min: float = 0.001,
+        dt_max: float = 0.1,
+        init_coordinates: Sequence[float] | None = None,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__()
+        if not 0 < dt_min <= dt_max:
+            raise ValueError(f"Controller: `dt_min`, `dt_max` are {dt_min}, {dt_max}; expected 0 < dt_min <= dt_max")
+        self.num_groups, self.d_state, self.num_coordinates, self.write_rank = num_groups, d_state, num_coordinates, write_rank
+        self.dt_min, self.dt_max = dt_min, dt_max
+        self.conv = ShortConv(channels, conv_width, device=device, dtype=dtype) if conv_width else None
+        self.sizes = [write_rank * d_state, d_state, len(SCALARS)]
+        self.proj = nn.Linear(channels, num_groups * sum(self.sizes), bias=False, device=device, dtype=dtype)
+        self.right_proj, self.right_bias = None, None
+        self.scalar_bias = nn.Parameter(torch.empty(len(SCALARS), num_groups, device=device, dtype=dtype))
+        if num_coordinates:
+            self.right_proj = nn.Linear(channels, num_groups * num_coordinates, bias=False, device=device, dtype=dtype)
+            self.right_bias = nn.Parameter(torch.empty(num_groups, num_coordinates, device=device, dtype=dtype))
+        self.init_coordinates = tuple(init_coordinates or [0.0] * num_coordinates)
+        # Set by `zero_right_suffix` at evaluation.
+        self.zero_suffix = False
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Steps log-uniform in [dt_min, dt_max]; right coordinates close to their start; the rest as linear layers start."""
+        self.proj.reset_parameters()
+        with torch.no_grad():
+            self.scalar_bias.zero_()
+            low, high = math.log(self.dt_min), math.log(self.dt_max)
+            step = torch.exp(torch.rand_like(self.scalar_bias[0]) * (high - low) + low)
+            # The inverse of softplus, log(exp(step) - 1), in a form that keeps small steps.
+            self.scalar_bias[0] = step + torch.log(-torch.expm1(-step))
+            if self.right_proj is not None and self.right_bias is not None:
+                nn.init.normal_(self.right_proj.weight, std=0.02)
+                for index, start in enumerate(self.init_coordinates):
+                    self.right_bias[:, index] = start
+
+    def sensitive_parameters(self) -> list[nn.Parameter]:
+        """What stays in float32 in a half-precision model and takes no weight decay."""
+        return [self.scalar_bias] + ([] if self.right_bias is None else [self.right_bias])
+
+    def forward(
+        self, x: Tensor, window: Tensor | None = None, *, mask: Tensor | None = None, cu_seqlens: Tensor | None = None
+    ) -> tuple[Emission, Tensor | None]:
+        """Emit for every position of `x` [B, T, D].
+
+        Args:
+            x: [B, T, D].
+            window: [B, K - 1, D], inputs before `x`, for the convolution variant; a fresh start by default.
+            mask: [B, T] bool, `False` at padding.
+            cu_seqlens: [num_sequences + 1], with B = 1.
+
+        Returns:
+            The `Emission` in float32 at least, and the next window (`None` for the input-only controller).
+        """
+        if self.conv is not None:
+            count = x.shape[0] if cu_seqlens is None else cu_seqlens.shape[0] - 1
+            window = self.conv.init_window(count) if window is None else window
+            x, window = self.conv(x, window, mask=mask, cu_seqlens=cu_seqlens)
+        raw = self.proj(x)
+        dtype = compute_dtype(raw.dtype)
+        raw = raw.unflatten(-1, (self.num_groups, sum(self.sizes))).to(dtype)
+        write, read, scalars = raw.split(self.sizes, dim=-1)
+        step, mix, write_gate, read_gate = (scalars + self.scalar_bias.mT.to(dtype)).unbind(-1)
+        write = write * write_gate.sigmoid().unsqueeze(-1)
+        read = read * read_gate.sigmoid().unsqueeze(-1)
+        if self.write_rank > 1:
+            write = write.unflatten(-1, (self.write_rank, self.d_state))
+        return Emission(write, read, F.softplus(step), mix.sigmoid(), self._coords(x, dtype)), window
+
+    def _coords(self, x: Tensor, dtype: torch.dtype) -> Tensor:
+        """The right suffix [B, T, G, K]."""
+        shape = (*x.shape[:-1], self.num_groups, self.num_coordinates)
+        if self.right_proj is None or self.right_bias is None or self.zero_suffix:
+            return x.new_zeros(shape, dtype=dtype)
+        return self.right_proj(x).unflatten(-1, shape[-2:]).to(dtype) + self.right_bias.to(dtype)

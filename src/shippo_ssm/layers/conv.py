@@ -1,0 +1,108 @@
+"""The short causal depthwise convolution, y_t = bias + sum_k weight_k x_{t-K+1+k}, with a window that continues it exactly.
+
+Data path: the inputs [B, T, D] are put behind the window [B, K - 1, D] of the inputs before them (zeros at a start), and
+the K shifted copies are weighed and summed. Padded positions take no part: the real inputs of a row are moved together
+behind its window, convolved, and moved back. Packed sequences stand in one long row, each behind its own window.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor, nn
+
+
+class ShortConv(nn.Module):
+    """y_t = bias + sum_{k < K} weight_k x_{t-K+1+k} per channel, over the real positions of each sequence.
+
+    Args:
+        channels: D.
+        width: K, the number of taps; 1 is a plain per-channel gain.
+        bias: whether there is a bias.
+
+    Example:
+        >>> import torch
+        >>> conv = ShortConv(8, 4)
+        >>> y, window = conv(torch.randn(2, 5, 8), conv.init_window(2))
+        >>> y.shape, window.shape
+        (torch.Size([2, 5, 8]), torch.Size([2, 3, 8]))
+    """
+
+    def __init__(
+        self,
+        channels: int,
+        width: int,
+        *,
+        bias: bool = True,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__()
+        self.channels, self.width = channels, width
+        self.weight = nn.Parameter(torch.empty(width, channels, device=device, dtype=dtype))
+        self.bias = nn.Parameter(torch.empty(channels, device=device, dtype=dtype)) if bias else None
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Uniform in +-1 / sqrt(K), as for any depthwise convolution."""
+        bound = 1 / math.sqrt(self.width)
+        nn.init.uniform_(self.weight, -bound, bound)
+        if self.bias is not None:
+            nn.init.uniform_(self.bias, -bound, bound)
+
+    def init_window(self, batch_size: int) -> Tensor:
+        """The window [B, K - 1, D] of a sequence that has not begun: zeros."""
+        return self.weight.new_zeros(batch_size, self.width - 1, self.channels)
+
+    def forward(
+        self, x: Tensor, window: Tensor, *, mask: Tensor | None = None, cu_seqlens: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """Convolve `x` [B, T, D] behind `window` [B, K - 1, D]; returns y [B, T, D] and the next window.
+
+        Args:
+            x: [B, T, D].
+            window: [B, K - 1, D], or [num_sequences, K - 1, D] with `cu_seqlens`.
+            mask: [B, T] bool, `False` at padding (where y is not meaningful).
+            cu_seqlens: [num_sequences + 1], with B = 1.
+        """
+        # Under autocast the inputs may be of a lower precision than a window kept from an earlier call.
+        window = window.to(x.dtype)
+        if cu_seqlens is not None:
+            return self._packed(x, window, cu_seqlens)
+        row = torch.cat([window, x], dim=1)
+        if mask is None:
+            return self._taps(row), row[:, x.shape[1] :]
+        # A stable sort moves padding to the front and keeps the order of window and real inputs behind it.
+        real = torch.cat([mask.new_ones(mask.shape[0], self.width - 1), mask], dim=1)
+        order = real.to(torch.uint8).sort(dim=1, stable=True).indices.unsqueeze(-1)
+        row = row.gather(1, order.expand_as(row))
+        # The outputs before the first real input are missing from a convolution without padding; they are never real.
+        y = torch.cat([torch.zeros_like(window), self._taps(row)], dim=1)
+        y = torch.zeros_like(y).scatter(1, order.expand_as(y), y)
+        return y[:, self.width - 1 :], row[:, x.shape[1] :]
+
+    def _taps(self, row: Tensor) -> Tensor:
+        """[B, T + K - 1, D] -> [B, T, D]; written as shifted sums, which beat a depthwise convolution in this layout."""
+        length = row.shape[1] - self.width + 1
+        weight = self.weight.to(row.dtype)
+        y = row[:, :length] * weight[0]
+        for tap in range(1, self.width):
+            y = torch.addcmul(y, row[:, tap : tap + length], weight[tap])
+        return y if self.bias is None else y + self.bias.to(row.dtype)
+
+    def _packed(self, x: Tensor, window: Tensor, cu_seqlens: Tensor) -> tuple[Tensor, Tensor]:
+        """One long row: window of sequence 0, sequence 0, window of sequence 1, sequence 1, .."""
+        before = self.width - 1
+        bounds = cu_seqlens.to(torch.int64)
+        count = bounds.shape[0] - 1
+        sequences = torch.arange(count, device=x.device)
+        positions = torch.arange(x.shape[1], device=x.device)
+        sequence_of = torch.searchsorted(bounds, positions, right=True) - 1
+        taps = torch.arange(before, device=x.device)
+        starts = (bounds[:-1] + sequences * before).unsqueeze(1) + taps
+        ends = (bounds[1:] + sequences * before).unsqueeze(1) + taps
+        row = x.new_zeros(x.shape[1] + count * before, x.shape[2])
+        row = row.index_put((positions + (sequence_of + 1) * before,), x[0]).index_put((starts,), window)
+        y = self._taps(row.unsqueeze(0))
+        return y[:, positions + sequence_of * before], row[ends]

@@ -1,0 +1,33 @@
+"""Where the diagonal left generator starts: drift [G, N], all entries negative."""
+
+from __future__ import annotations
+
+import numpy as np
+
+DRIFTS = ("s4d-real", "legs")
+
+
+def initial_drift(kind: str, d_state: int) -> list[float]:
+    """The N entries that every group starts from.
+
+    "s4d-real" is a_n = -(n + 1), the eigenvalues of the LegS operator, one time scale per slot. "legs" takes the normal part
+    of the LegS operator, A + p p^T with p_n = sqrt(n + 1/2), whose eigenvalues have one real part, -1/2, and keeps that real
+    part: a diagonal real drift cannot turn, so all slots forget equally slowly and selection is left to write and read.
+
+    Args:
+        kind: "s4d-real" or "legs".
+        d_state: N.
+
+    Example:
+        >>> initial_drift("s4d-real", 3)
+        [-1.0, -2.0, -3.0]
+    """
+    if kind not in DRIFTS:
+        raise ValueError(f"Shippo: `drift_init` is {kind!r}; expected one of {', '.join(map(repr, DRIFTS))}")
+    order = np.arange(d_state, dtype=np.float64)
+    if kind == "s4d-real":
+        return (-(order + 1)).tolist()
+    scale = np.sqrt(2 * order + 1)
+    legs = -np.tril(np.outer(scale, scale), -1) - np.diag(order + 1)
+    normal = legs + 0.5 * np.outer(scale, scale)
+    return np.linalg.eigvals(normal).real.tolist()

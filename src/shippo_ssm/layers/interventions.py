@@ -1,0 +1,120 @@
+"""Interventions and instruments: replace R by I, zero the right suffix, find the first NaN, group parameters for decay.
+
+All context managers take any model and act on the layers inside it; on leaving they put everything back.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
+
+from shippo_ssm.layers.controller import Controller
+from shippo_ssm.layers.mixer import Shippo
+
+
+@contextlib.contextmanager
+def identity_right(model: nn.Module) -> Iterator[nn.Module]:
+    """R -> I: every `Shippo` inside `model` runs without its right action while the context lasts.
+
+    Example:
+        >>> import torch
+        >>> from shippo_ssm.layers import Shippo, identity_right
+        >>> layer, u = Shippo(16, d_state=8, backend="reference"), torch.randn(1, 5, 16)
+        >>> with identity_right(layer):
+        ...     y = layer(u)
+        >>> torch.equal(y, layer(u))
+        False
+    """
+    yield from _switch(model, Shippo, "use_right", False)
+
+
+@contextlib.contextmanager
+def zero_right_suffix(model: nn.Module) -> Iterator[nn.Module]:
+    """Every controller inside `model` emits zero right coordinates while the context lasts; no weight is changed.
+
+    For the split family zero coordinates are not the identity: its diagonal factors forget at rate softplus(0) = 0.69.
+    `identity_right` is the intervention R -> I.
+    """
+    yield from _switch(model, Controller, "zero_suffix", True)
+
+
+def _switch(model: nn.Module, kind: type[nn.Module], name: str, setting: bool) -> Iterator[nn.Module]:
+    found = [module for module in model.modules() if isinstance(module, kind)]
+    if not found:
+        raise ValueError(f"`model` is a {type(model).__name__} without a {kind.__name__}; expected a model with SHiPPO layers")
+    before = [getattr(module, name) for module in found]
+    try:
+        for module in found:
+            setattr(module, name, setting)
+        yield model
+    finally:
+        for module, value in zip(found, before):
+            setattr(module, name, value)
+
+
+@contextlib.contextmanager
+def debug_nans(model: nn.Module) -> Iterator[nn.Module]:
+    """Raise a `FloatingPointError` that names the first module inside `model` that receives or gives a NaN or infinity.
+
+    Example:
+        >>> import torch
+        >>> from shippo_ssm.layers import Shippo, debug_nans
+        >>> layer = Shippo(16, d_state=8, backend="reference")
+        >>> with debug_nans(layer):
+        ...     layer(torch.full((1, 3, 16), float("nan")))
+        Traceback (most recent call last):
+        ...
+        FloatingPointError: NaN or infinity in the input of `in_proj` (Linear), 48 of 48 entries, shape (1, 3, 16)
+    """
+    handles = []
+
+    def check(name: str, module: nn.Module, where: str, tensors: Any) -> None:
+        for tensor in tree_leaves(tensors):
+            if isinstance(tensor, Tensor) and tensor.is_floating_point():
+                bad = int((~torch.isfinite(tensor)).sum())
+                if bad:
+                    raise FloatingPointError(
+                        f"NaN or infinity in the {where} of `{name}` ({type(module).__name__}), {bad} of {tensor.numel()} "
+                        f"entries, shape {tuple(tensor.shape)}"
+                    )
+
+    try:
+        for name, module in model.named_modules():
+            label = name or type(model).__name__
+            # The input is looked at where it is used first, in a leaf: a container would only repeat it.
+            if not any(True for _ in module.children()):
+                handles.append(
+                    module.register_forward_pre_hook(
+                        lambda module, args, kwargs, label=label: check(label, module, "input", (args, kwargs)),
+                        with_kwargs=True,
+                    )
+                )
+            handles.append(
+                module.register_forward_hook(lambda module, args, output, label=label: check(label, module, "output", output))
+            )
+        yield model
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def weight_decay_groups(model: nn.Module, weight_decay: float) -> list[dict[str, Any]]:
+    """Optimiser groups: `weight_decay` for all parameters but the sensitive ones of SHiPPO layers, which get none.
+
+    Example:
+        >>> import torch
+        >>> from shippo_ssm.layers import Shippo, weight_decay_groups
+        >>> groups = weight_decay_groups(Shippo(16, d_state=8), 0.01)
+        >>> len(groups[1]["params"])
+        4
+    """
+    kept = {id(p) for module in model.modules() if isinstance(module, Shippo) for p in module.sensitive_parameters()}
+    kept |= {id(p) for p in model.parameters() if getattr(p, "_no_weight_decay", False)}
+    decayed = [p for p in model.parameters() if p.requires_grad and id(p) not in kept]
+    spared = [p for p in model.parameters() if p.requires_grad and id(p) in kept]
+    return [{"params": decayed, "weight_decay": weight_decay}, {"params": spared, "weight_decay": 0.0}]
