@@ -9,6 +9,7 @@ the same bit for bit with any number of threads. `_fused_kernels.py` holds the m
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -24,6 +25,8 @@ __all__ = ["transport_scan"]
 _ITEMS_PER_THREAD = 4
 # Bytes of recomputed states that one backward item keeps: they are written and read again, and should stay in cache.
 _BACKWARD_SCRATCH = 1 << 19
+# Bytes from which NumPy takes large pages.
+_LARGE = 1 << 22
 
 
 def transport_scan(
@@ -86,7 +89,7 @@ def _scan(
 ) -> tuple[Tensor, Tensor, Tensor]:
     from shippo_ssm.scan._fused_kernels import build_forward
 
-    y, final_state, checkpoints = outputs = _empty_outputs(value, read, right, cu_seqlens, keep)
+    y, final_state, checkpoints = outputs = _empty_outputs(_allocate, value, read, right, cu_seqlens, keep)
     bounds, first_chunk, chunk = _layout(value, read, right, cu_seqlens)
     operands = (value, write, read, step, drift, right, initial_state)
     flats = [_flat(operand, value) for operand in operands]
@@ -116,7 +119,7 @@ def _scan_backward(
 
     if checkpoints.numel() == 0:
         _, _, checkpoints = _scan(value, write, read, step, drift, right, initial_state, cu_seqlens, True)
-    gradients = _empty_gradients(value, write, read, step, drift, right, initial_state)
+    gradients = _empty_gradients(_allocate, value, write, read, step, drift, right, initial_state)
     bounds, first_chunk, chunk = _layout(value, read, right, cu_seqlens)
     sequences, groups, order = len(bounds) - 1, value.shape[2], read.shape[-1]
     # A constant drift collects one partial per sequence, added in order below: no thread count can change the sum.
@@ -138,12 +141,12 @@ def _scan_backward(
 
 @_scan.register_fake
 def _(value, write, read, step, drift, right, initial_state, cu_seqlens, keep):
-    return _empty_outputs(value, read, right, cu_seqlens, keep)
+    return _empty_outputs(torch.Tensor.new_empty, value, read, right, cu_seqlens, keep)
 
 
 @_scan_backward.register_fake
 def _(value, write, read, step, drift, right, initial_state, cu_seqlens, checkpoints, dy, dfinal):
-    return _empty_gradients(value, write, read, step, drift, right, initial_state)
+    return _empty_gradients(torch.Tensor.new_empty, value, write, read, step, drift, right, initial_state)
 
 
 def _setup_context(ctx: Any, inputs: tuple, output: tuple) -> None:
@@ -196,7 +199,12 @@ torch.library.register_vmap(_scan_backward, _map_each(_scan_backward))
 
 
 def _empty_outputs(
-    value: Tensor, read: Tensor, right: Tensor | None, cu_seqlens: Tensor | None, keep: bool
+    empty: Callable[[Tensor, tuple], Tensor],
+    value: Tensor,
+    read: Tensor,
+    right: Tensor | None,
+    cu_seqlens: Tensor | None,
+    keep: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:
     from shippo_ssm.scan._fused_kernels import padded_order
 
@@ -207,17 +215,29 @@ def _empty_outputs(
     # Each sequence begins a chunk: never more than one partly filled chunk for each.
     kept = batch * length // chunk + sequences if keep else 0
     return (
-        value.new_empty(batch, length, groups, width),
-        value.new_empty(sequences, groups, order, width),
-        value.new_empty(kept, groups, width, padded_order(_name(value), order)),
+        empty(value, (batch, length, groups, width)),
+        empty(value, (sequences, groups, order, width)),
+        empty(value, (kept, groups, width, padded_order(_name(value), order))),
     )
 
 
-def _empty_gradients(*operands: Tensor | None) -> Any:
-    return tuple(
-        operands[0].new_empty(0) if operand is None else operand.new_empty(operand.shape)  # pyright: ignore
-        for operand in operands
-    )
+def _empty_gradients(empty: Callable[[Tensor, tuple], Tensor], value: Tensor, *others: Tensor | None) -> Any:
+    return tuple(empty(value, (0,) if operand is None else operand.shape) for operand in (value, *others))
+
+
+def _allocate(like: Tensor, shape: tuple) -> Tensor:
+    """`like.new_empty(shape)` on large pages.
+
+    Touching a fresh page costs more than filling it with results: NumPy asks the system for large pages where an array
+    is large, PyTorch's allocator does not.
+    """
+    num_bytes = math.prod(shape) * like.element_size()
+    if num_bytes < _LARGE:
+        return like.new_empty(shape)
+    buffer = np.empty(num_bytes + 64, np.uint8)
+    # Vectors that straddle two cache lines are slow: begin on one.
+    skip = -buffer.ctypes.data % 64
+    return torch.from_numpy(buffer[skip : skip + num_bytes]).view(like.dtype).view(shape)
 
 
 def _layout(value: Tensor, read: Tensor, right: Tensor | None, cu_seqlens: Tensor | None) -> tuple[Any, Any, int]:
