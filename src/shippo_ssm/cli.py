@@ -1,0 +1,316 @@
+"""The command `shippo`: every table, figure, check and benchmark of the project behind one word each.
+
+Commands import what they need when they run, so that `shippo --help` is quick. What a user can get wrong (a `ValueError`, a missing file,
+an extra that is not installed) is printed as one line with the remedy, exit code 2; Ctrl-C is 130.
+"""
+
+from __future__ import annotations
+
+import enum
+import json
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn
+
+import typer
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from shippo_ssm.experiments.core import Experiment, Result
+
+app = typer.Typer(
+    name="shippo",
+    help="Transported recurrent memory: the paper's evidence, theory and benchmarks, one command each.",
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode="rich",
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+START, EVIDENCE, CHECK = "Start here", "The paper's evidence", "Theory, speed, your own models"
+
+Name = Annotated[str, typer.Argument(metavar="NAME", help="An experiment; `shippo list` names them.")]
+Json = Annotated[bool, typer.Option("--json", help="Print JSON for machines.")]
+Preset = Annotated[str | None, typer.Option(help="Which size of the experiment; `shippo list` names them.")]
+Smoke = Annotated[bool, typer.Option("--smoke", help="The same rows in seconds, for a first look (preset smoke).")]
+
+
+class Format(enum.StrEnum):
+    text = "text"
+    markdown = "markdown"
+    latex = "latex"
+
+
+def _console(stderr: bool = False) -> Console:
+    """A console as wide as the terminal; a pipe or a log gets long lines instead of folded tables."""
+    from rich.console import Console
+
+    console = Console(stderr=stderr)
+    return console if console.is_terminal else Console(stderr=stderr, width=200)
+
+
+def _preset(preset: str | None, smoke: bool) -> str | None:
+    if smoke and preset not in (None, "smoke"):
+        raise ValueError(f"--smoke and --preset {preset} exclude each other; give one of them")
+    return "smoke" if smoke else preset
+
+
+def _result(name: str, preset: str | None, out: Path | None) -> tuple[Experiment, Result]:
+    from shippo_ssm.experiments import get
+    from shippo_ssm.experiments.core import Result
+    from shippo_ssm.experiments.store import find_result, read_json
+
+    experiment = get(name)
+    path = find_result(name, out, preset=preset or experiment.default_preset, default_preset=experiment.default_preset)
+    result = Result.from_json(read_json(path), str(path))
+    if result.experiment != name:
+        raise ValueError(f"{path} is a result of {result.experiment!r}, not of {name!r}; choose another --out")
+    if not result.rows:
+        raise ValueError(f"{path} has no finished row yet; continue the run with `shippo run {name} --resume`")
+    return experiment, result
+
+
+@app.command(rich_help_panel=START)
+def demo(
+    out: Annotated[Path, typer.Option(help="Folder for the picture.")] = Path("runs/demo"),
+    quick: Annotated[bool, typer.Option("--quick", help="Fewer steps: seconds instead of minutes.")] = False,
+) -> None:
+    """Train a memory that only writes and one that also transports, and see the difference.
+
+    Example: [bold]shippo demo[/]
+    """
+    from shippo_ssm.experiments.demo import main
+
+    main(out, console=_console(), quick=quick)
+
+
+@app.command("list", rich_help_panel=START)
+def list_experiments(as_json: Json = False) -> None:
+    """What can be run: experiments, what each shows, and how long it takes.
+
+    Example: [bold]shippo list[/]
+    """
+    from shippo_ssm.experiments import get, names
+
+    experiments = [get(name) for name in names()]
+    if as_json:
+        keys = ("name", "title", "claim", "protocol", "wall_time")
+        rows = [{key: getattr(e, key) for key in keys} | {"presets": list(e.presets)} for e in experiments]
+        print(json.dumps(rows, indent=1))
+        return
+    from rich.table import Table
+
+    table = Table("Name", "What it shows", "Protocol", "Two cores", "Presets", show_lines=True)
+    for e in experiments:
+        table.add_row(f"[bold]{e.name}", e.claim, e.protocol, e.wall_time, ", ".join(e.presets))
+    _console().print(table)
+
+
+@app.command(rich_help_panel=EVIDENCE)
+def run(
+    name: Name,
+    smoke: Smoke = False,
+    preset: Preset = None,
+    seeds: Annotated[int | None, typer.Option(help="Number of seeds instead of the protocol's.")] = None,
+    jobs: Annotated[int | None, typer.Option(help="Worker processes; by default one per core.")] = None,
+    out: Annotated[Path | None, typer.Option(help="Folder of the run; by default runs/NAME.")] = None,
+    resume: Annotated[bool, typer.Option("--resume", help="Continue from the last checkpoints.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Replace the run that the folder holds.")] = False,
+    row: Annotated[list[str] | None, typer.Option(help="Only this row; may be repeated.")] = None,
+) -> None:
+    """Train an experiment and write its result; interrupted runs continue with --resume.
+
+    Example: [bold]shippo run paired --smoke[/]
+    """
+    from shippo_ssm.experiments import get
+    from shippo_ssm.experiments.runner import run as run_experiment
+    from shippo_ssm.experiments.tables import as_text
+
+    experiment, preset = get(name), _preset(preset, smoke)
+    if jobs is not None and jobs < 1:
+        raise ValueError(f"--jobs is {jobs}; expected 1 or more")
+    try:
+        result = run_experiment(
+            experiment, preset, seeds=seeds, jobs=jobs, out=out, resume=resume, force=force, only=tuple(row or ())
+        )
+    except KeyboardInterrupt:
+        again = " ".join(word for word in sys.argv[1:] if word not in ("--resume", "--force")) or f"run {name}"
+        _console(stderr=True).print(f"interrupted; continue with [bold]shippo {again} --resume[/]")
+        raise
+    _console().print(as_text(experiment, result))
+    _console().print(f"written: {result.source}")
+
+
+@app.command(rich_help_panel=EVIDENCE)
+def table(
+    name: Name,
+    format: Annotated[Format, typer.Option(help="Layout.")] = Format.text,
+    out: Annotated[Path | None, typer.Option(help="Folder of the run, or a result file.")] = None,
+    preset: Preset = None,
+    smoke: Smoke = False,
+    as_json: Json = False,
+) -> None:
+    """Our numbers over the paper's, with a verdict per row; from your run, else from the results that come with the checkout.
+
+    Example: [bold]shippo table paired --format markdown[/]
+    """
+    from shippo_ssm.experiments import tables
+
+    experiment, result = _result(name, _preset(preset, smoke), out)
+    if as_json:
+        print(json.dumps(tables.as_data(experiment, result), indent=1))
+    elif format is Format.text:
+        _console().print(tables.as_text(experiment, result))
+    else:
+        print((tables.as_markdown if format is Format.markdown else tables.as_latex)(experiment, result))
+
+
+@app.command(rich_help_panel=EVIDENCE)
+def figure(
+    name: Annotated[str, typer.Argument(metavar="NAME", help="An experiment with a figure, or `overview`.")],
+    out: Annotated[Path | None, typer.Option(help="Picture to write; its ending chooses png, pdf or svg.")] = None,
+    run_folder: Annotated[Path | None, typer.Option("--run", help="Folder of the run, or a result file.")] = None,
+    preset: Preset = None,
+    smoke: Smoke = False,
+) -> None:
+    """Draw a figure of the paper: `overview` (the lift), or that of an experiment.
+
+    Example: [bold]shippo figure paired --out paired.pdf[/]
+    """
+    path = out or Path(f"{name}.png")
+    if path.suffix not in (".png", ".pdf", ".svg"):
+        raise ValueError(f"--out is {path}; expected a name that ends in .png, .pdf or .svg")
+    if name == "overview":
+        from shippo_ssm.experiments.figures import overview
+
+        overview(path)
+    else:
+        experiment, result = _result(name, _preset(preset, smoke), run_folder)
+        if experiment.figure is None:
+            raise ValueError(f"{name} has a table but no figure; see `shippo table {name}`")
+        experiment.figure(result, path)
+    _console().print(f"written: {path}")
+
+
+@app.command(rich_help_panel=EVIDENCE)
+def report(out: Annotated[Path, typer.Option(help="HTML file to write.")] = Path("report.html")) -> None:
+    """One self-contained page: theory checks, tables, figures, benchmarks.
+
+    Example: [bold]shippo report --out report.html[/]
+    """
+    write = _optional("shippo_ssm.report", "write", "the report page")
+    write(out)
+    _console().print(f"written: {out}")
+
+
+@app.command(rich_help_panel=CHECK)
+def verify(
+    out: Annotated[Path | None, typer.Option(help="Write the checks and their residuals as JSON.")] = None,
+    only: Annotated[str | None, typer.Option(help="Only the checks whose name contains this.")] = None,
+) -> None:
+    """Execute the paper's propositions, lemmas and theorems and print their residuals.
+
+    Example: [bold]shippo verify[/]
+    """
+    check = _optional("shippo_ssm.theory", "verify", "the theory checks")
+    raise typer.Exit(check(out=out, only=only, console=_console()))
+
+
+@app.command(rich_help_panel=CHECK)
+def bench(
+    quick: Annotated[bool, typer.Option("--quick", help="Small shapes only.")] = False,
+    out: Annotated[Path | None, typer.Option(help="Write the measurements as JSON.")] = None,
+) -> None:
+    """Measure our scans beside peers and the machine's limits; needs a source checkout.
+
+    Example: [bold]shippo bench --quick[/]
+    """
+    import importlib.util
+
+    from shippo_ssm.experiments.store import checkout
+
+    root = checkout()
+    path = None if root is None else root / "benchmarks" / "run.py"
+    if root is None or path is None or not path.exists():
+        raise ValueError("the benchmarks folder is not here; run `shippo bench` from a source checkout (pip install -e .)")
+    sys.path.insert(0, str(root))
+    spec = importlib.util.spec_from_file_location("benchmarks.run", path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    raise typer.Exit(module.main(quick, out))
+
+
+@app.command(rich_help_panel=CHECK)
+def inspect(
+    checkpoint: Annotated[Path, typer.Argument(metavar="CHECKPOINT", help="A saved model (file or folder).")],
+    as_json: Json = False,
+) -> None:
+    """Read a trained model's right actions: do they collapse to a fixed mixing and smaller blocks?
+
+    Example: [bold]shippo inspect runs/mqar/model.safetensors[/]
+    """
+    if not checkpoint.exists():
+        raise ValueError(f"{checkpoint} does not exist; give the file or folder of a saved model")
+    load = _optional("shippo_ssm.models", "load_checkpoint", "loading of saved models")
+    collapse_of_model = _optional("shippo_ssm.actions", "collapse_of_model", "the collapse check")
+    rows = [_plain(row) for row in collapse_of_model(load(checkpoint))]
+    if as_json:
+        print(json.dumps(rows, indent=1))
+        return
+    if not rows:
+        raise ValueError(f"{checkpoint} has no layer with a right action; there is nothing to inspect")
+    from rich.table import Table
+
+    grid = Table(*rows[0], title=f"Right actions of {checkpoint}")
+    for row in rows:
+        grid.add_row(*(f"{value:.3g}" if isinstance(value, float) else str(value) for value in row.values()))
+    _console().print(grid)
+
+
+def _plain(row: Any) -> dict[str, Any]:
+    """A row of `collapse_of_model` (mapping, named tuple or dataclass) as a flat dictionary that prints; tensors by their shape."""
+    import dataclasses
+
+    if dataclasses.is_dataclass(row):
+        row = {field.name: getattr(row, field.name) for field in dataclasses.fields(row)}
+    elif hasattr(row, "_asdict"):
+        row = row._asdict()
+    return {
+        key: f"tensor {tuple(value.shape)}" if hasattr(value, "shape") and getattr(value, "ndim", 0) else value
+        for key, value in dict(row).items()
+    }
+
+
+def _optional(module: str, name: str, what: str) -> Any:
+    """A function of a room that may not be installed; one clear line where it is not."""
+    import importlib
+
+    try:
+        return getattr(importlib.import_module(module), name)
+    except (ModuleNotFoundError, AttributeError) as error:
+        raise ValueError(f"{what} ({module}.{name}) is not part of this installation: {error}") from error
+
+
+def _fail(message: str) -> NoReturn:
+    print(f"shippo: {' '.join(message.split())}", file=sys.stderr)
+    raise SystemExit(2)
+
+
+def main() -> None:
+    """Run the command line; errors that a user can repair are one line on stderr and exit code 2."""
+    try:
+        app()
+    except KeyboardInterrupt:
+        raise SystemExit(130) from None
+    except ModuleNotFoundError as error:
+        _fail(f"{error}; install the extras with `pip install 'shippo-ssm[plot,hf]'`")
+    except (ValueError, FileNotFoundError, PermissionError, IsADirectoryError) as error:
+        _fail(str(error))
+
+
+if __name__ == "__main__":
+    main()
