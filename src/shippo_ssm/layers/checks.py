@@ -37,8 +37,8 @@ def check_mask(op: str, attention_mask: Tensor | None, u: Tensor, cu_seqlens: Te
         return attention_mask
     if attention_mask.is_floating_point() or attention_mask.is_complex():
         raise ValueError(
-            f"{op}: `attention_mask` has dtype {attention_mask.dtype}; expected bool or integers 0 and 1; pass the padding mask, "
-            "not an additive one"
+            f"{op}: `attention_mask` has dtype {attention_mask.dtype}; expected bool or integers 0 and 1; pass the padding "
+            "mask, not an additive one"
         )
     if not torch.compiler.is_compiling() and not bool(((attention_mask == 0) | (attention_mask == 1)).all()):
         raise ValueError(f"{op}: `attention_mask` has entries other than 0 and 1; expected 1 at real positions, 0 at padding")
@@ -63,8 +63,8 @@ def check_state(op: str, state: ShippoState, expected: dict[str, tuple[int, ...]
         shape = None if tensor is None else tuple(tensor.shape)
         if shape != expected.get(name):
             raise ValueError(
-                f"{op}: `{name}` of `state` has shape {shape}; expected {expected.get(name)}; the state belongs to another model "
-                "or batch, make one with init_state(batch_size)"
+                f"{op}: `{name}` of `state` has shape {shape}; expected {expected.get(name)}; the state belongs to another "
+                "model or batch, make one with init_state(batch_size)"
             )
         if tensor is not None and tensor.device != device:
             raise ValueError(
