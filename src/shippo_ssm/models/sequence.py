@@ -137,7 +137,7 @@ class SequenceModel(nn.Module):
         Returns:
             Logits [B, T, classes] or [B, T, heads, classes], or (logits, states) with `output_state=True`.
         """
-        call = {"attention_mask": attention_mask, "cu_seqlens": cu_seqlens}
+        call: dict[str, Any] = {"attention_mask": attention_mask, "cu_seqlens": cu_seqlens}
         if output_state:
             features, after = self.features(inputs, states, output_state=True, **call)
             return self.head(features), after
@@ -159,7 +159,7 @@ class SequenceModel(nn.Module):
             for name, argument in given.items():
                 if argument is not None:
                     raise ValueError(
-                        f"SequenceModel: `{name}` came with mixer {self.config.mixer!r}; expected `None`; only SHiPPO mixers take it"
+                        f"SequenceModel: `{name}` came with mixer {self.config.mixer!r}; expected `None`; SHiPPO mixers take it"
                     )
         else:
             call |= given
