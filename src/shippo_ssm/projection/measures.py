@@ -1,0 +1,434 @@
+"""Measures: what part of the past is remembered, and in which basis.
+
+A measure gives a weight w_t(tau) and N functions Phi_t(tau), orthonormal under it, and the pair (A_L, B_L) by which
+psi(t, tau) = w_t(tau) Phi_t(tau) moves:
+
+    d_t psi(t, tau) = A_L(t) psi(t, tau)   for tau < t,      B_L(t) = psi(t, t).
+
+Then the coefficients C(t) = int psi(t, tau) f(tau)^T dtau [N, d] follow C' = A_L C + B_L f^T. LegS and LagT close
+exactly. LegT and Fourier forget at the far end of a window, where f(t - theta) must be guessed from C: they close only
+approximately, and `defect` says by how much. History before time 0 is zero for every measure.
+
+A time `t` is one number; `tau` is an array [..]; functions come back as [.., N]. `flow` and `impulse` move coefficients
+exactly and accept arrays for both times; `ProjectionMemory.evolve` is built on them.
+"""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+
+from shippo_ssm.projection._numerics import Array, as_past, as_time, expm_ages, gauss, integrate
+from shippo_ssm.projection.signals import as_signal
+
+# Six-point central difference, order 6: weights of f(+h), f(+2h), f(+3h), antisymmetric.
+_STENCIL = ((1, 3 / 4), (2, -3 / 20), (3, 1 / 60))
+
+
+@dataclass(frozen=True, slots=True)
+class Closure:
+    """How well a measure closes at one time, all three as relative maxima."""
+
+    derivative: float
+    """max |d_t psi - A_L psi| / max |d_t psi| over the interior of the support, d_t psi by finite differences."""
+    source: float
+    """max |B_L - psi(t, t)| / max |psi(t, t)|."""
+    gram: float
+    """max |G - I|."""
+
+
+def _legendre(num: int, x: Array) -> Array:
+    """sqrt(2n + 1) P_n(x) for n < num: [.., num], orthonormal on [-1, 1] with weight 1/2."""
+    values = np.empty((num, *x.shape))
+    values[0] = 1.0
+    if num > 1:
+        values[1] = x
+    for n in range(1, num - 1):
+        values[n + 1] = ((2 * n + 1) * x * values[n] - n * values[n - 1]) / (n + 1)
+    return np.moveaxis(values, 0, -1) * np.sqrt(2 * np.arange(num) + 1.0)
+
+
+def _laguerre(num: int, age: Array, start: Array) -> Array:
+    """start * L_n(age) for n < num: [.., num]; `start` rides along the recurrence, so that a decay tames large ages."""
+    values = np.empty((num, *age.shape))
+    values[0] = start
+    if num > 1:
+        values[1] = (1 - age) * start
+    for n in range(1, num - 1):
+        values[n + 1] = ((2 * n + 1 - age) * values[n] - n * values[n - 1]) / (n + 1)
+    return np.moveaxis(values, 0, -1)
+
+
+@lru_cache(maxsize=16)
+def _legs_operator(num: int) -> Array:
+    root = np.sqrt(2 * np.arange(num) + 1.0)
+    return np.tril(np.outer(root, root), -1) + np.diag(np.arange(num) + 1.0)
+
+
+@dataclass(frozen=True)
+class Measure(ABC):
+    """A weight and N orthonormal functions that move by a linear law; see the head of this file.
+
+    Args:
+        N: number of basis functions, at least 1.
+    """
+
+    N: int
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.N, int | np.integer) or self.N < 1:
+            raise ValueError(f"N must be a positive integer, got {self.N!r}; it counts the basis functions")
+
+    closes = True
+    """Whether d_t psi = A_L psi holds exactly."""
+    orthonormal = True
+    """Whether G = I."""
+    stationary = True
+    """Whether A_L and B_L do not depend on t."""
+    triangular = False
+    """Whether A_L is lower triangular, so that implicit steps are substitutions."""
+
+    @abstractmethod
+    def _start(self, t: float) -> float:
+        """Beginning of the support of the weight; may be negative or -inf."""
+
+    @abstractmethod
+    def _phi(self, t: Any, tau: Array) -> Array:
+        """Phi_t(tau) [.., N] by its formula, wherever tau is."""
+
+    @abstractmethod
+    def _psi(self, t: Any, tau: Array) -> Array:
+        """psi(t, tau) [.., N] by its formula, wherever tau is; `t` broadcasts against `tau`."""
+
+    @abstractmethod
+    def weight(self, t: float, tau: Any) -> Array:
+        """w_t(tau) [..]; 0 where nothing is remembered."""
+
+    @abstractmethod
+    def A(self, t: float) -> Array:
+        """A_L(t) [N, N]."""
+
+    @abstractmethod
+    def resolution(self, start: Array, stop: Array) -> float:
+        """About how many half waves psi(stop, .) makes on the widest of the steps [start, stop]."""
+
+    def basis(self, t: float, tau: Any) -> Array:
+        """Phi_t(tau) [.., N] for tau in [0, t]; 0 where the weight is 0, since nothing is remembered there."""
+        t = as_time("t", t)
+        past = as_past(tau, t)
+        inside = past >= self._start(t) - 1e-12 * max(1.0, t)
+        return np.where(inside[..., None], self._phi(t, past), 0.0)
+
+    def psi(self, t: float, tau: Any) -> Array:
+        """psi(t, tau) = w_t(tau) Phi_t(tau) [.., N]."""
+        return self.weight(t, tau)[..., None] * self.basis(t, tau)
+
+    def B(self, t: float) -> Array:
+        """B_L(t) [N]: the boundary value psi(t, t)."""
+        t = as_time("t", t)
+        return self._psi(t, np.asarray(t))
+
+    def gram(self, t: float) -> Array:
+        """G(t) = int Phi_t Phi_t^T dmu_t [N, N] over the whole support, by quadrature."""
+        t = as_time("t", t)
+        low = max(self._start(t), t - self._memory())
+        return integrate(
+            lambda tau, w: self._phi(t, tau).T @ (w[:, None] * self._psi(t, tau)),
+            low, t, breaks=np.empty(0), panels=4 + self.N // 4, rtol=1e-14,
+        )  # fmt: skip
+
+    def left(self, t: float) -> Array:
+        """Generator of the coefficients C: A_L(t), since G = I."""
+        return self.A(t)
+
+    def source(self, t: float) -> Array:
+        """Source vector of the coefficients C: B_L(t), since G = I."""
+        return self.B(t)
+
+    def flow(self, stop: Any, start: Any) -> Array:
+        """E(stop, start) [.., N, N], the exact transition of C' = A_L C."""
+        return expm_ages(self.A(1.0), np.subtract(stop, start))
+
+    def impulse(self, stop: Any, tau: Any) -> Array:
+        """E(stop, tau) B_L(tau) [.., N]: what a unit source at tau has become at `stop`."""
+        return self.flow(stop, tau) @ self.B(1.0)
+
+    def _memory(self) -> float:
+        """An age beyond which the weighted basis is negligible; infinite when the start of the support says it all."""
+        return math.inf
+
+    def _rate(self, t: float, tau: Array) -> Array:
+        """d_t psi(t, tau) [.., N] by central differences of the formula of psi."""
+        h = 1e-3 * min(t, self._memory()) / self.N
+        return sum(
+            (c * (self._psi(t + k * h, tau) - self._psi(t - k * h, tau)) for k, c in _STENCIL), start=np.zeros(1)
+        ) / h  # fmt: skip
+
+    def closure(self, t: float) -> Closure:
+        """Measures d_t psi = A_L psi, B_L = psi(t, t) and G = I at time t.
+
+        Example:
+            >>> LegS(8).closure(1.5).derivative < 1e-7
+            True
+        """
+        t = as_time("t", t)
+        low = max(self._start(t), 0.0)
+        tau = low + (t - low) * np.linspace(0.02, 0.98, 97)
+        rate = self._rate(t, tau)
+        gap = rate - self._psi(t, tau) @ self.A(t).T
+        end = self._psi(t, np.asarray(t))
+        return Closure(
+            derivative=float(np.abs(gap).max() / max(np.abs(rate).max(), 1e-300)),
+            source=float(np.abs(self.B(t) - end).max() / np.abs(end).max()),
+            gram=float(np.abs(self.gram(t) - np.eye(self.N)).max()),
+        )
+
+    def defect(self, f: Any, t: float) -> float:
+        """||C' - (A_L C + B_L f^T)||_F / ||C'||_F for the projection C of a signal f: what closure costs on this signal.
+
+        C' is differentiated under the integral, with both ends of the support: 0 up to rounding where the measure closes.
+
+        Args:
+            f: callable time -> [d].
+        """
+        t = as_time("t", t)
+        signal = as_signal(f)
+        low = max(self._start(t), 0.0)
+
+        def moments(tau: Array, w: Array) -> Array:
+            values = signal(tau) * w[:, None]
+            return np.stack([self._psi(t, tau).T @ values, self._rate(t, tau).T @ values])
+
+        coefficients, inner = integrate(moments, low, t, breaks=signal.breaks, panels=4 + self.N // 4, rtol=1e-11)
+        ends = signal(np.array([low, t]))
+        true = inner + np.outer(self._psi(t, np.asarray(t)), ends[1])
+        if low > 0:
+            true -= np.outer(self._psi(t, np.asarray(low)), ends[0])
+        claimed = self.A(t) @ coefficients + np.outer(self.B(t), ends[1])
+        return float(np.linalg.norm(true - claimed) / max(np.linalg.norm(true), 1e-300))
+
+
+@dataclass(frozen=True)
+class LegS(Measure):
+    """Scaled Legendre: the whole past [0, t], all of it equally. Closes exactly.
+
+    w_t = 1/t, Phi_n = sqrt(2n + 1) P_n(2 tau / t - 1), A_L(t) = -A / t, B_L(t) = B / t with
+    A_nk = sqrt((2n + 1)(2k + 1)) for n > k, n + 1 for n = k, 0 for n < k, and B_n = sqrt(2n + 1).
+
+    Example:
+        >>> float(np.round(LegS(3).B(2.0)[0], 3))
+        0.5
+    """
+
+    stationary = False
+    triangular = True
+
+    def _start(self, t: float) -> float:
+        return 0.0
+
+    def _phi(self, t: Any, tau: Array) -> Array:
+        return _legendre(self.N, 2 * tau / t - 1)
+
+    def _psi(self, t: Any, tau: Array) -> Array:
+        return self._phi(t, tau) / np.asarray(t)[..., None]
+
+    def weight(self, t: float, tau: Any) -> Array:
+        t = as_time("t", t)
+        return np.full(as_past(tau, t).shape, 1 / t)
+
+    def A(self, t: float) -> Array:
+        return -_legs_operator(self.N) / as_time("t", t)
+
+    def B(self, t: float) -> Array:
+        """B_L(t) = psi(t, t), in closed form: sqrt(2n + 1) / t [N]."""
+        return np.sqrt(2 * np.arange(self.N) + 1.0) / as_time("t", t)
+
+    def flow(self, stop: Any, start: Any) -> Array:
+        """E = x int_0^1 p(x u) p(u)^T du with x = start / stop and p the orthonormal Legendre functions of [0, 1].
+
+        This is the projection onto [0, stop] of a function known on [0, start]; N Gauss nodes integrate it exactly,
+        for any ratio x, while exp(-log(stop / start) A) is badly scaled for large N.
+        """
+        u, weights = gauss(self.N)
+        ratio = np.asarray(np.divide(start, stop))[..., None]
+        moved = _legendre(self.N, 2 * ratio * u - 1)
+        fixed = _legendre(self.N, 2 * u - 1) * weights[:, None]
+        return ratio[..., None] * (np.swapaxes(moved, -1, -2) @ fixed)
+
+    def impulse(self, stop: Any, tau: Any) -> Array:
+        stop, tau = np.broadcast_arrays(np.asarray(stop, dtype=float), np.asarray(tau, dtype=float))
+        return self._psi(stop, tau)
+
+    def resolution(self, start: Array, stop: Array) -> float:
+        return self.N * math.sqrt(float(np.max(1 - start / stop)))
+
+
+@dataclass(frozen=True)
+class LagT(Measure):
+    """Laguerre: an exponentially fading past (-inf, t], the signal being 0 before time 0. Closes exactly.
+
+    w_t = exp(-(t - tau)), Phi_n = L_n(t - tau), A_L = -(lower triangle of ones, diagonal included), B_L = ones. The basis is
+    orthonormal on the half line, which is the support meant here; on [0, t] alone it is so up to exp(-t).
+    """
+
+    triangular = True
+
+    def _start(self, t: float) -> float:
+        return -math.inf
+
+    def _memory(self) -> float:
+        return 60.0 + 5.0 * self.N
+
+    def _phi(self, t: Any, tau: Array) -> Array:
+        return _laguerre(self.N, t - tau, np.ones(np.shape(t - tau)))
+
+    def _psi(self, t: Any, tau: Array) -> Array:
+        half = np.exp(-(t - tau) / 2)
+        return _laguerre(self.N, t - tau, half) * half[..., None]
+
+    def weight(self, t: float, tau: Any) -> Array:
+        t = as_time("t", t)
+        return np.exp(as_past(tau, t) - t)
+
+    def A(self, t: float) -> Array:
+        as_time("t", t)
+        return -np.tril(np.ones((self.N, self.N)))
+
+    def _rate(self, t: float, tau: Array) -> Array:
+        # psi depends on t - tau alone and lives on ages of order one, however small t is.
+        return super()._rate(max(t, 1.0), tau + max(t, 1.0) - t)
+
+    def flow(self, stop: Any, start: Any) -> Array:
+        """E_nk = e_{n-k} with e_m = exp(-s) (L_m(s) - L_{m-1}(s)) at s = stop - start: the addition theorem of L_n."""
+        age = np.asarray(np.subtract(stop, start), dtype=float)
+        half = np.exp(-age / 2)
+        functions = _laguerre(self.N, age, half) * half[..., None]
+        column = np.diff(functions, axis=-1, prepend=0.0)
+        shift = np.arange(self.N)[:, None] - np.arange(self.N)
+        return np.where(shift >= 0, column[..., np.maximum(shift, 0)], 0.0)
+
+    def impulse(self, stop: Any, tau: Any) -> Array:
+        return self._psi(np.asarray(stop, dtype=float), np.asarray(tau, dtype=float))
+
+    def resolution(self, start: Array, stop: Array) -> float:
+        return math.sqrt(self.N * float(np.max(stop - start)))
+
+
+@dataclass(frozen=True)
+class _Window(Measure):
+    """The last `theta` units of time, all of it equally: w_t = 1 / theta on [t - theta, t]."""
+
+    theta: float
+
+    closes = False
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not (math.isfinite(self.theta) and self.theta > 0):
+            raise ValueError(f"theta must be a finite window length > 0, got {self.theta!r}")
+
+    def _start(self, t: float) -> float:
+        return t - self.theta
+
+    def _memory(self) -> float:
+        return self.theta
+
+    def _psi(self, t: Any, tau: Array) -> Array:
+        return self._phi(t, tau) / self.theta
+
+    def weight(self, t: float, tau: Any) -> Array:
+        t = as_time("t", t)
+        inside = as_past(tau, t) >= self._start(t) - 1e-12 * max(1.0, t)
+        return np.where(inside, 1 / self.theta, 0.0)
+
+    def _rate(self, t: float, tau: Array) -> Array:
+        # The functions depend on t - tau alone: difference at a t that is not small against the window.
+        shift = max(self.theta - t, 0.0)
+        return super()._rate(t + shift, tau + shift)
+
+
+@dataclass(frozen=True)
+class LegT(_Window):
+    """Translated Legendre: the window [t - theta, t]. Closes only approximately.
+
+    Phi_n = sqrt(2n + 1) P_n(1 - 2 (t - tau) / theta). Inside the window d_t psi = D psi exactly, but what leaves at t - theta
+    takes psi(t, t - theta) f(t - theta)^T with it, and f(t - theta) is known only through C. Replacing it by the reconstruction
+    Phi_t(t - theta)^T C gives A_L = D - psi(t, t - theta) Phi_t(t - theta)^T, that is
+    A_nk = -sqrt((2n + 1)(2k + 1)) / theta for n >= k, times (-1)^(n-k) for n < k. The defect is
+    psi(t, t - theta) (f - f_N)(t - theta)^T: zero on polynomials of degree < N, spectrally small on smooth signals, and of
+    relative size 1 pointwise (`closure`), where no signal averages it.
+
+    Args:
+        N: number of basis functions.
+        theta: window length.
+
+    Example:
+        >>> LegT(8, 1.0).defect(lambda t: np.array([t**3]), 2.0) < 1e-8 < LegT(8, 1.0).defect(np.exp, 2.0) < 1e-5
+        True
+    """
+
+    def _phi(self, t: Any, tau: Array) -> Array:
+        return _legendre(self.N, 1 - 2 * (t - tau) / self.theta)
+
+    def A(self, t: float) -> Array:
+        as_time("t", t)
+        n = np.arange(self.N)
+        root = np.sqrt(2 * n + 1.0)
+        sign = np.where(n[:, None] >= n, 1.0, (-1.0) ** (n[:, None] - n))
+        return -np.outer(root, root) * sign / self.theta
+
+    def resolution(self, start: Array, stop: Array) -> float:
+        return self.N * math.sqrt(min(1.0, float(np.max(stop - start)) / self.theta))
+
+
+@dataclass(frozen=True)
+class Fourier(_Window):
+    """Fourier series of the window [t - theta, t]. Closes only approximately.
+
+    Phi = 1, sqrt(2) cos(w_k s), sqrt(2) sin(w_k s), ... with s = t - tau and w_k = 2 pi k / theta. Inside the window
+    the functions rotate into each other, d_t psi = D psi. A Fourier series joins both ends of its window: its value
+    there tends to the mean of f(t) and f(t - theta), so f(t - theta) is guessed as 2 Phi_t(t)^T C - f(t)^T, and
+
+        A_L = D - 2 psi(t, t) Phi_t(t)^T,      B_L = 2 psi(t, t):
+
+    the source counts twice, which `closure` reports. (With B_L = psi(t, t) and one half of the correction, the far end would
+    be forgotten at half the rate, however large N is.) The defect falls like 1 / N on smooth signals. An odd N pairs every
+    cosine with its sine; with an even N the last cosine stands alone and its rotation is lost.
+
+    Args:
+        N: number of basis functions, preferably odd.
+        theta: window length.
+
+    Example:
+        >>> wave = lambda t: np.sin(t)
+        >>> Fourier(65, 1.0).defect(wave, 2.0) < 0.6 * Fourier(17, 1.0).defect(wave, 2.0)
+        True
+    """
+
+    def _phi(self, t: Any, tau: Array) -> Array:
+        age = np.asarray(t - tau)
+        index = np.arange(self.N)
+        phase = (2 * np.pi / self.theta) * ((index + 1) // 2) * age[..., None]
+        waves = np.sqrt(2.0) * np.where(index % 2 == 1, np.cos(phase), np.sin(phase))
+        return np.where(index == 0, 1.0, waves)
+
+    def A(self, t: float) -> Array:
+        end = self._phi(as_time("t", t), np.asarray(t))
+        operator = -2 * np.outer(end, end) / self.theta
+        for cosine in range(1, self.N - 1, 2):
+            speed = 2 * np.pi / self.theta * ((cosine + 1) // 2)
+            operator[cosine, cosine + 1] -= speed
+            operator[cosine + 1, cosine] += speed
+        return operator
+
+    def B(self, t: float) -> Array:
+        """B_L = 2 psi(t, t) [N]; see the class."""
+        return 2 * super().B(t)
+
+    def resolution(self, start: Array, stop: Array) -> float:
+        return self.N * min(1.0, float(np.max(stop - start)) / self.theta)

@@ -1,0 +1,97 @@
+"""Signals: what a projection memory is fed with.
+
+A signal is a callable time -> [d], or samples [K, d] at increasing times [K] joined by straight lines. `as_signal` turns either
+into one object that takes a vector of times [M] and returns values [M, d].
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from shippo_ssm.projection._numerics import Array
+
+
+@dataclass(frozen=True)
+class Samples:
+    """A sampled signal: straight lines between samples, constant before the first and after the last.
+
+    Args:
+        times: [K], strictly increasing.
+        values: [K, d], or [K] for one channel.
+
+    Example:
+        >>> Samples(np.array([0.0, 1.0]), np.array([0.0, 2.0]))(np.array([0.25])).tolist()
+        [[0.5]]
+    """
+
+    times: Array
+    values: Array
+
+    def __post_init__(self) -> None:
+        times = np.asarray(self.times, dtype=float)
+        values = np.asarray(self.values, dtype=float)
+        values = values[:, None] if values.ndim == 1 else values
+        if times.ndim != 1 or values.ndim != 2 or len(times) != len(values) or len(times) == 0:
+            raise ValueError(f"values must be [K, d] with one row per time, got values {values.shape} for times {times.shape}")
+        if not np.all(np.isfinite(times)) or np.any(np.diff(times) <= 0):
+            raise ValueError("times must be finite and strictly increasing; sort the samples and drop repeated times")
+        object.__setattr__(self, "times", times)
+        object.__setattr__(self, "values", values)
+
+    @property
+    def breaks(self) -> Array:
+        """Where the signal has kinks: the sample times."""
+        return self.times
+
+    def __call__(self, times: Array) -> Array:
+        """Values [M, d] at times [M]."""
+        if len(self.times) == 1:
+            return np.repeat(self.values, len(times), axis=0)
+        right = np.clip(np.searchsorted(self.times, times), 1, len(self.times) - 1)
+        start, stop = self.times[right - 1], self.times[right]
+        share = np.clip((times - start) / (stop - start), 0.0, 1.0)[:, None]
+        return (1 - share) * self.values[right - 1] + share * self.values[right]
+
+
+@dataclass(frozen=True)
+class Function:
+    """A callable time -> [d] (or a number, for one channel), called once per time."""
+
+    call: Callable[[float], Any]
+    breaks: Array
+
+    def __call__(self, times: Array) -> Array:
+        """Values [M, d] at times [M]."""
+        rows = np.array([np.atleast_1d(np.asarray(self.call(float(time)), dtype=float)) for time in times])
+        if rows.ndim != 2:
+            raise ValueError(f"f must return a vector [d] for one time, got shape {rows.shape[1:]}")
+        return rows
+
+
+Signal = Samples | Function
+
+
+def as_signal(f: Any, times: Any = None, width: int | None = None) -> Signal:
+    """The signal meant by `f`: Samples as they are, an array with `times`, or a callable.
+
+    Args:
+        f: `Samples`, an array [K, d] (then `times` [K] is needed) or a callable time -> [d].
+        width: number of channels the signal must have; `None` takes any.
+    """
+    if isinstance(f, Samples | Function):
+        signal: Signal = f
+    elif callable(f):
+        signal = Function(f, np.empty(0))
+    elif times is None:
+        raise ValueError("f is an array, so its sample times are needed; pass times=[K] or a callable f")
+    else:
+        signal = Samples(times, f)
+    if width is not None:
+        probe = signal(np.array([signal.breaks[-1] if isinstance(signal, Samples) else 1.0]))
+        if probe.shape[1] != width:
+            raise ValueError(f"f has {probe.shape[1]} channels, the transport moves {width}; give them the same width")
+    return signal

@@ -1,0 +1,156 @@
+"""Discretisations of the Sylvester dynamics C' = A_L C + B_L f^T + C A_R.
+
+Left and right actions commute as maps of C, so one step from t_0 to t_1 is exactly
+
+    C(t_1) = E C(t_0) P(t_1, t_0) + int E(t_1, tau) B_L(tau) f(tau)^T P(t_1, tau) dtau,
+
+with E the left flow of the measure and P the right flow of the transport. "exact" takes both flows as they are and
+integrates the source by Gauss points; "zoh" is the same with f and A_R held over the step; "bilinear" puts the Cayley
+form in place of both exponentials.
+
+The time axis is walked in chunks of K strides of S steps each, grid [K, S + 1]. Flows [K, N, N], right factors [K, d,
+d] and sources [K, N, d] of a chunk are formed by batched products; then the states follow, one small product per
+stride. S is 1 where every state is wanted; with a measure that closes exactly, a source inside a long stride is known
+at its end in closed form, psi(t_1, tau), and S is large.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+from scipy.linalg import get_lapack_funcs
+
+from shippo_ssm.projection._numerics import Array, gauss_panels
+from shippo_ssm.projection.measures import Measure
+from shippo_ssm.projection.signals import Signal
+from shippo_ssm.projection.transport import Transport
+
+Method = Literal["exact", "bilinear", "zoh"]
+
+ORDERS: dict[Method, int] = {"exact": 6, "bilinear": 2, "zoh": 1}
+"""Order in the step size at which `evolve` of a smooth callable signal converges to `project`, per discretisation."""
+
+# Steps prepared together, and steps per stride where intermediate states are skipped.
+_CHUNK = 512
+_STRIDE = 64
+
+
+@dataclass(frozen=True)
+class _Held:
+    """A signal held at its value at the start of each step: times [K], values [K, d]."""
+
+    breaks: Array
+    values: Array
+
+    def __call__(self, times: Array) -> Array:
+        return self.values[np.maximum(np.searchsorted(self.breaks, times, side="right") - 1, 0)]
+
+
+def _grids(times: Array, stride: int) -> Iterator[Array]:
+    """Cuts times [T] into grids [K, S + 1] of K strides; steps that do not fill a stride come last, one by one."""
+    last = len(times) - 1
+    position = 0
+    while position < last:
+        size = stride if last - position >= stride else 1
+        count = min(max(1, _CHUNK // size), (last - position) // size)
+        yield times[position + size * np.arange(count)[:, None] + np.arange(size + 1)]
+        position += size * count
+
+
+def _sources(measure: Measure, transport: Transport | None, signal: Signal | _Held, grid: Array, extra: int) -> Array:
+    """int E(t_1, tau) B_L(tau) f(tau)^T P(t_1, tau) dtau over each stride of grid [K, S + 1]: [K, N, d].
+
+    Three Gauss points per step give order 6; more are taken where the step is coarse for the basis, and `extra` on top.
+    """
+    count, size = len(grid), grid.shape[1] - 1
+    order = max(3, 1 + math.ceil(measure.resolution(grid[:, :-1], grid[:, 1:]))) + extra
+    nodes, weights = (
+        np.stack(parts).reshape(count, size * order) for parts in zip(*(gauss_panels(row, order) for row in grid))
+    )
+    stop = np.broadcast_to(grid[:, -1:], nodes.shape)
+    values = signal(nodes.ravel()).reshape(*nodes.shape, -1)
+    if transport is not None:
+        values = transport.carry(values, nodes, stop)
+    return np.swapaxes(measure.impulse(stop, nodes), -1, -2) @ (weights[..., None] * values)
+
+
+def _exponential(
+    measure: Measure, transport: Transport | None, signal: Signal | _Held, grid: Array, state: Array, extra: int
+) -> Iterator[Array]:
+    source = _sources(measure, transport, signal, grid, extra)
+    flow = measure.flow(grid[:, -1], grid[:, 0])
+    right = None if transport is None else transport.P(grid[:, -1], grid[:, 0])
+    for index in range(len(grid)):
+        state = flow[index] @ (state if right is None else state @ right[index]) + source[index]
+        yield state
+
+
+def _hold(transport: Transport | None, starts: Array) -> Transport | None:
+    """The transport with A_R held at its value at the start of each step."""
+    if transport is None or transport.is_constant:
+        return transport
+    return Transport(np.stack([transport.generator(time) for time in starts]), transport.width, times=starts)
+
+
+def _bilinear(measure: Measure, transport: Transport | None, signal: Signal, grid: Array, state: Array) -> Iterator[Array]:
+    """C_1 = (I - X)^{-1} [(I + X) C_0 R + h B g^T] with X = h A_L / 2, Y = h A_R / 2.
+
+    R = (I + Y)(I - Y)^{-1} and g^T = f^T (I - Y)^{-1}; all of A_L, B_L, A_R and f are taken at the middle of the step.
+    """
+    step, middle = grid[:, 1] - grid[:, 0], grid.mean(axis=1)
+    values = signal(middle)
+    right = None
+    if transport is not None:
+        eye = np.eye(transport.width)
+        half = np.stack([transport.generator(time) for time in middle]) * (step / 2)[:, None, None]
+        resolvent = np.linalg.inv(eye - half)
+        right = (eye + half) @ resolvent
+        values = np.einsum("ki,kij->kj", values, resolvent)
+    solvers: dict[float, Array] = {}
+    (substitute,) = get_lapack_funcs(("trtrs",), (state,))
+    for index, (h, time) in enumerate(zip(step, middle)):
+        # (I + X) = 2 I - (I - X): one solve serves both terms.
+        moved = state if right is None else state @ right[index]
+        load = 2 * moved + np.outer(h * measure.source(time), values[index])
+        implicit = np.eye(measure.N) - h / 2 * measure.left(time)
+        if measure.stationary:
+            # Steps of a uniform grid differ by rounding; twelve digits of h are far below the error of this rule.
+            key = float(f"{h:.11e}")
+            if key not in solvers:
+                solvers[key] = np.linalg.inv(implicit)
+            solved = solvers[key] @ load
+        elif measure.triangular:
+            solved, _ = substitute(implicit, load, lower=1)
+        else:
+            solved = np.linalg.solve(implicit, load)
+        state = solved - moved
+        yield state
+
+
+def states(
+    measure: Measure,
+    transport: Transport | None,
+    signal: Signal,
+    times: Array,
+    method: Method,
+    state: Array,
+    *,
+    skip: bool,
+) -> Iterator[Array]:
+    """States C(t) [N, d] after times[0], ending with times[-1]; with `skip`, some of those between may be left out."""
+    stride = _STRIDE if skip and method != "bilinear" and measure.closes and measure.orthonormal else 1
+    for grid in _grids(times, stride):
+        if method == "bilinear":
+            following = _bilinear(measure, transport, signal, grid, state)
+        elif method == "zoh":
+            starts = grid[:, :-1].ravel()
+            held = _Held(starts, signal(starts))
+            following = _exponential(measure, _hold(transport, starts), held, grid, state, extra=2)
+        else:
+            following = _exponential(measure, transport, signal, grid, state, extra=0)
+        for state in following:
+            yield state

@@ -1,0 +1,294 @@
+"""Transport of the channel frame: d_t P(t, tau) = P(t, tau) A_R(t), P(tau, tau) = I.
+
+A generator path A_R comes as one matrix [d, d], as pieces [K, d, d] with starting times [K], or as a callable t -> [d, d]. The
+time axis is cut into segments [s_j, s_{j+1}] on which P is known in closed form or by an adaptive ODE solution, and
+
+    P(t, tau) = P(s_{j+1}, tau) P(s_{j+2}, s_{j+1}) ... P(t, s_i)      for tau in segment j, t in segment i.
+
+The segments of a callable path are short against the size of A_R, so that every factor is well conditioned even where the frame
+V(t) = P(t, 0) over a long history is not. Times may be arrays; matrices come back as [.., d, d].
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from functools import cached_property
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+from scipy.integrate import quad, solve_ivp
+
+from shippo_ssm.projection._numerics import Array, expm, expm_ages
+
+_RTOL = 1e-12
+_ATOL = 1e-13
+# Bound on ||A_R|| times the length of a segment: the condition of a local frame stays below about exp(2 * 2).
+_SEGMENT_SIZE = 2.0
+_LONGEST_SEGMENT = 4.0
+
+
+_Dense = Callable[[Array], Array]
+
+
+class _Pieces:
+    """Segments of a piecewise-constant path, in closed form."""
+
+    def __init__(self, transport: Transport, knots: Array, generators: Array) -> None:
+        self.knots = knots
+        self._generators = generators
+        self._inverse = np.stack([transport.inverse_generator(matrix) for matrix in generators])
+
+    def reach(self, t: float) -> None:
+        """Pieces are known for all times."""
+
+    def step(self, segment: Array, later: Array, earlier: Array) -> Array:
+        """P(later, earlier) for pairs [M] inside segments j [M]: [M, d, d]."""
+        return expm((later - earlier)[:, None, None] * self._generators[segment])
+
+    def step_inverse(self, segment: Array, later: Array, earlier: Array) -> Array:
+        """P(later, earlier)^{-1} for pairs [M] inside segments j [M]: [M, d, d]."""
+        return expm((later - earlier)[:, None, None] * self._inverse[segment])
+
+
+class _Flow:
+    """Segments of a callable path, solved by an adaptive Runge-Kutta method of order 8 when a time first asks for them.
+
+    On each, W_j solves W' = W A_R and Y_j = W_j^{-1} solves its own equation Y' = -A_R Y, both from I at s_j.
+    """
+
+    def __init__(self, transport: Transport) -> None:
+        self._transport = transport
+        self._solutions: list[tuple[_Dense, _Dense]] = []
+        self.knots = np.array([0.0])
+
+    def reach(self, t: float) -> None:
+        """Extends the segments up to time t."""
+        while self.knots[-1] < t:
+            start = float(self.knots[-1])
+            stop = start + self._length(start)
+            self._solutions.append(self._solve(start, stop))
+            self.knots = np.append(self.knots, stop)
+
+    def _length(self, start: float) -> float:
+        length = _LONGEST_SEGMENT
+        while length > 1e-9:
+            probes = start + length * np.array([0.05, 0.25, 0.5, 0.75, 1.0])
+            size = max(float(np.linalg.norm(self._transport.generator(time), 2)) for time in probes)
+            if size * length <= _SEGMENT_SIZE:
+                break
+            length /= 2
+        return length
+
+    def _solve(self, start: float, stop: float) -> tuple[_Dense, _Dense]:
+        transport, width = self._transport, self._transport.width
+
+        def forward(time: float, flat: Array) -> Array:
+            return (flat.reshape(width, width) @ transport.generator(time)).ravel()
+
+        def backward(time: float, flat: Array) -> Array:
+            return (transport.inverse_generator(transport.generator(time)) @ flat.reshape(width, width)).ravel()
+
+        frame, inverse = (
+            solve_ivp(rate, (start, stop), np.eye(width).ravel(), method="DOP853", rtol=_RTOL, atol=_ATOL, dense_output=True)
+            for rate in (forward, backward)
+        )
+        if not (frame.success and inverse.success):
+            raise ValueError(f"generator could not be integrated on [{start}, {stop}]: {frame.message}; is it finite there?")
+        return frame.sol, inverse.sol
+
+    def _evaluate(self, segment: Array, times: Array, part: int) -> Array:
+        width = self._transport.width
+        result = np.empty((len(times), width, width))
+        for index in np.unique(segment):
+            rows = segment == index
+            # Many pairs share one end; the interpolant is the dear part.
+            distinct, which = np.unique(times[rows], return_inverse=True)
+            values = self._solutions[index][part](distinct).reshape(width, width, -1)
+            result[rows] = np.moveaxis(values, -1, 0)[which]
+        return result
+
+    def step(self, segment: Array, later: Array, earlier: Array) -> Array:
+        """P(later, earlier) = Y_j(earlier) W_j(later) for pairs [M] inside segments j [M]: [M, d, d]."""
+        return self._evaluate(segment, earlier, 1) @ self._evaluate(segment, later, 0)
+
+    def step_inverse(self, segment: Array, later: Array, earlier: Array) -> Array:
+        """P(later, earlier)^{-1} = Y_j(later) W_j(earlier) for pairs [M] inside segments j [M]: [M, d, d]."""
+        return self._evaluate(segment, later, 1) @ self._evaluate(segment, earlier, 0)
+
+
+class Transport:
+    """P(t, tau) of a right generator path: d_t P = P A_R, P(tau, tau) = I; adaptive to about 1e-10, closed form when constant.
+
+    Args:
+        generator: [d, d]; or [K, d, d] together with `times`; or a callable t -> [d, d].
+        width: number of channels d.
+        times: [K], where each piece begins; the first piece reaches back to time 0, the last one goes on for ever.
+
+    Example:
+        >>> turn = Transport(np.array([[0.0, -1.0], [1.0, 0.0]]), 2)
+        >>> bool(np.allclose(turn.P(np.pi, 0.0), -np.eye(2)))
+        True
+    """
+
+    def __init__(self, generator: Any, width: int, *, times: Any = None) -> None:
+        if not isinstance(width, int | np.integer) or width < 1:
+            raise ValueError(f"width must be a positive number of channels, got {width!r}")
+        self.width = int(width)
+        self._constant: Array | None = None
+        self._call: Callable[[float], Any] | None = None
+        self._knots = np.array([0.0])
+        self._pieces: Array | None = None
+        if callable(generator):
+            self._call = generator
+            self.generator(1.0)
+            return
+        matrices = np.asarray(generator, dtype=float)
+        if not np.all(np.isfinite(matrices)):
+            raise ValueError("generator must be finite")
+        if times is None:
+            self._constant = self._checked(matrices)
+            return
+        knots = np.asarray(times, dtype=float)
+        if knots.ndim != 1 or matrices.shape != (len(knots), width, width):
+            raise ValueError(
+                f"generator must be [K, {width}, {width}] for times [K], got {matrices.shape} for times {knots.shape}"
+            )
+        if len(knots) == 0 or not np.all(np.isfinite(knots)) or np.any(np.diff(knots) <= 0) or knots[0] < 0:
+            raise ValueError("times must be finite, >= 0 and strictly increasing: each is where a piece begins")
+        self._pieces = matrices
+        self._knots = knots
+
+    def _checked(self, matrix: Any) -> Array:
+        array = np.asarray(matrix, dtype=float)
+        if array.shape != (self.width, self.width):
+            raise ValueError(
+                f"generator must be a matrix [{self.width}, {self.width}] at each time, got shape {array.shape}; "
+                "for pieces [K, d, d] pass times=[K] too"
+            )
+        return array
+
+    @property
+    def is_constant(self) -> bool:
+        """Whether A_R is one matrix."""
+        return self._constant is not None
+
+    @property
+    def breaks(self) -> Array:
+        """Times where A_R jumps."""
+        return np.empty(0) if self._pieces is None else self._knots
+
+    def generator(self, t: float) -> Array:
+        """A_R(t) [d, d]."""
+        if self._constant is not None:
+            return self._constant
+        if self._call is not None:
+            return self._checked(self._call(float(t)))
+        assert self._pieces is not None
+        return self._pieces[max(0, int(np.searchsorted(self._knots, t, side="right")) - 1)]
+
+    @staticmethod
+    def inverse_generator(generator: Array) -> Array:
+        """-A_R: the inverse moves by d_t P^{-1} = -A_R(t) P^{-1}, from the left."""
+        return -generator
+
+    @cached_property
+    def _segments(self) -> _Pieces | _Flow:
+        if self._pieces is None:
+            return _Flow(self)
+        # The first piece reaches back to time 0.
+        return _Pieces(self, np.concatenate([[0.0], self._knots[1:]]), self._pieces)
+
+    def _pairs(self, t: Any, tau: Any) -> tuple[Array, Array, tuple[int, ...]]:
+        later, earlier = np.broadcast_arrays(np.asarray(t, dtype=float), np.asarray(tau, dtype=float))
+        slack = 1e-12 * max(1.0, float(np.abs(later).max(initial=0.0)))
+        if np.any(earlier < -slack) or np.any(earlier > later + slack) or not np.all(np.isfinite(later)):
+            raise ValueError("tau must lie in [0, t]; P(t, tau) moves forward in time, its inverse is `inverse(t, tau)`")
+        return later.ravel(), np.clip(earlier.ravel(), 0.0, None), later.shape
+
+    def P(self, t: Any, tau: Any) -> Array:
+        """P(t, tau) [.., d, d] for 0 <= tau <= t; arrays broadcast."""
+        later, earlier, shape = self._pairs(t, tau)
+        if self._constant is not None:
+            flat = expm_ages(self._constant, later - earlier)
+        else:
+            flat = self._chain(later, earlier)
+        return flat.reshape(*shape, self.width, self.width)
+
+    def _locate(self, later: Array, earlier: Array) -> tuple[Array, Array]:
+        """Segments of the ends and of the starts of pairs [M]; an end on a knot belongs to the segment before it."""
+        segments = self._segments
+        # A callable path always has a first segment, even when only time 0 is asked for.
+        segments.reach(max(float(later.max(initial=0.0)), 1e-9))
+        last = len(segments.knots) - (1 if isinstance(segments, _Pieces) else 2)
+        start = np.clip(np.searchsorted(segments.knots, earlier, side="right") - 1, 0, last)
+        stop = np.clip(np.searchsorted(segments.knots, later, side="left") - 1, 0, last)
+        return np.maximum(stop, start), start
+
+    def _chain(self, later: Array, earlier: Array) -> Array:
+        segments = self._segments
+        stop, start = self._locate(later, earlier)
+        crossing = start < stop
+        leave = np.where(crossing, segments.knots[np.minimum(start + 1, len(segments.knots) - 1)], later)
+        result = segments.step(start, leave, earlier)
+        # Pairs that cross knots: walk back from each distinct end through the whole segments between, once for all starts.
+        for time in np.unique(later[crossing]):
+            rows = np.flatnonzero(crossing & (later == time))
+            end = stop[rows[:1]]
+            suffix = segments.step(end, np.array([time]), segments.knots[end])[0]
+            between = np.arange(start[rows].min(), end[0])
+            whole = segments.step(between, segments.knots[between + 1], segments.knots[between])
+            for index in range(len(between) - 1, -1, -1):
+                here = rows[start[rows] == between[index]]
+                result[here] = result[here] @ suffix
+                suffix = whole[index] @ suffix
+        return result
+
+    def V(self, t: Any) -> Array:
+        """The moving frame V(t) = P(t, 0) [.., d, d]; P(t, tau) = V(tau)^{-1} V(t)."""
+        return self.P(t, np.zeros_like(np.asarray(t, dtype=float)))
+
+    def inverse(self, t: Any, tau: Any) -> Array:
+        """P(t, tau)^{-1} [.., d, d] from its own equation d_t P^{-1} = -A_R(t) P^{-1}."""
+        later, earlier, shape = self._pairs(t, tau)
+        if self._constant is not None:
+            flat = expm_ages(self.inverse_generator(self._constant), later - earlier)
+        else:
+            flat = self._chain_inverse(later, earlier)
+        return flat.reshape(*shape, self.width, self.width)
+
+    def _chain_inverse(self, later: Array, earlier: Array) -> Array:
+        segments = self._segments
+        stop, start = self._locate(later, earlier)
+        enter = np.where(start < stop, segments.knots[stop], earlier)
+        result = segments.step_inverse(stop, later, enter)
+        # The factors of P, inverted and in reverse order; all pairs walk back in step.
+        current = stop.copy()
+        while np.any(current > start):
+            rows = np.flatnonzero(current > start)
+            current[rows] -= 1
+            segment = current[rows]
+            enter = np.where(segment > start[rows], segments.knots[segment], earlier[rows])
+            result[rows] = result[rows] @ segments.step_inverse(segment, segments.knots[segment + 1], enter)
+        return result
+
+    def metric(self, t: Any, tau: Any) -> Array:
+        """M_P(t, tau) = P(t, tau) P(t, tau)^T [.., d, d]: lengths of channel vectors written at tau, seen at t."""
+        frame = self.P(t, tau)
+        return frame @ np.swapaxes(frame, -1, -2)
+
+    def carry(self, values: Array, tau: Any, t: Any) -> Array:
+        """Rows f(tau)^T P(t, tau) [.., d]: channel vectors [.., d] written at tau, in the frame of t."""
+        return np.einsum("...i,...ij->...j", values, self.P(t, tau))
+
+    def log_det(self, t: float, tau: float) -> float:
+        """int_tau^t tr A_R(s) ds, which is log det P(t, tau) by Liouville's formula."""
+        (later,), (earlier,), _ = self._pairs(float(t), float(tau))
+        if self._constant is not None:
+            return float(np.trace(self._constant) * (later - earlier))
+        edges = np.unique(np.concatenate([[earlier, later], self.breaks[(self.breaks > earlier) & (self.breaks < later)]]))
+        if self._pieces is not None:
+            return math.fsum(float(np.trace(self.generator(start))) * (stop - start) for start, stop in pairwise(edges))
+        value, _ = quad(lambda s: float(np.trace(self.generator(s))), earlier, later, epsabs=1e-12, epsrel=1e-11, limit=500)
+        return float(value)
