@@ -1,0 +1,381 @@
+"""Transport-MQAR: multi-query associative recall where later operations act on everything already stored (paper, appendix E).
+
+One position holds one event: BIND(key, value) stores a value of F_31^4 under a key, OP(id) multiplies every stored value by an invertible
+matrix of the library from the right, QUERY(key) asks for the value of a key as it stands now. With A_t the matrix of position t (the identity unless
+the event is an OP), a key bound to v at position s and asked at position t has the answer
+
+    target = v A_{s+1} .. A_t = (v V_s^{-1}) V_t  mod 31,       V_t = A_1 .. A_t,
+
+so that the generator carries one frame V_t [4, 4] per example instead of all stored values.
+
+Data path: `TransportMQAR(library=..., length=T)` is the task; `task.batch(indices, split)` draws examples as `Events`, tensors [B, T] and [B, T, 4]; example
+`index` of a split is a function of (seed, split, index) alone, and a shorter example is the beginning of a longer one. `events.tokens` [B, T, 7] is what a model sees,
+logits [B, T, 4, 31] are what it answers, and `task.evaluate(model)` scores any such callable, beside a predictor that knows only coordinates
+that no operation has touched.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from shippo_ssm.tasks.finite_field import FieldReduction, decompose, inverse
+
+MODULUS = 31
+WIDTH = 4
+PRIMITIVE_ROOT = 3
+BIND, OP, QUERY = 0, 1, 2
+LIBRARIES = ("nonreducible", "diagonal", "blocks", "rotation", "none")
+SPLITS = ("train", "eval")
+# Where no answer is asked, the target is what `cross_entropy` ignores.
+NO_TARGET = -100
+# Lower edges of the bins in which answers are counted by the number of operations since the binding; the last bin is open.
+OPERATION_BINS = (0, 1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 24, 32, 48, 64, 96, 128, 256)
+# Uniform numbers per position: event, second choice of an event, key, operation, four value coordinates.
+_DRAWS = 8
+
+
+def operation_library(name: str) -> np.ndarray:
+    """The 13 operations [13, 4, 4] of a library, as integer matrices that act on row vectors, v -> v A mod 31.
+
+    nonreducible  the 12 transvections I + E_ij and diag(3, 1, 1, 1): together they generate GL(4, F_31)
+    diagonal      scalings of single coordinates by 3, 9 and 1/3, and of all by 3: they commute
+    blocks        transvections, their inverses and scalings inside the planes (1, 2) and (3, 4): they do not commute, but never mix the planes
+    rotation      the 12 quarter turns of coordinate planes and the identity: also real matrices, so a real right action can be exact
+    none          13 times the identity: plain recall, with operations as idle tokens
+
+    Example:
+        >>> operation_library("nonreducible").shape
+        (13, 4, 4)
+    """
+    eye = np.eye(WIDTH, dtype=np.int64)
+
+    def transvection(i: int, j: int, factor: int = 1) -> np.ndarray:
+        return eye + factor * np.outer(eye[i], eye[j])
+
+    def scaling(factor: int, *coordinates: int) -> np.ndarray:
+        return eye + (factor - 1) * np.diag(eye[list(coordinates)].sum(0))
+
+    pairs = list(itertools.permutations(range(WIDTH), 2))
+    root = PRIMITIVE_ROOT
+    if name == "nonreducible":
+        operations = [transvection(i, j) for i, j in pairs] + [scaling(root, 0)]
+    elif name == "diagonal":
+        factors = (root, root**2, pow(root, -1, MODULUS))
+        operations = [scaling(factor, i) for i in range(WIDTH) for factor in factors] + [scaling(root, *range(WIDTH))]
+    elif name == "blocks":
+        inside = [(0, 1), (1, 0), (2, 3), (3, 2)]
+        operations = [transvection(i, j, sign) for i, j in inside for sign in (1, -1)]
+        operations += [scaling(root, i) for i in range(WIDTH)] + [transvection(0, 1) @ transvection(2, 3)]
+    elif name == "rotation":
+        # Rows i and j of the identity change places, one of them with its sign turned: (a, b) -> (-b, a).
+        operations = [eye - np.diag(eye[i] + eye[j]) + np.outer(eye[i], eye[j]) - np.outer(eye[j], eye[i]) for i, j in pairs] + [eye]
+    elif name == "none":
+        operations = [eye] * 13
+    else:
+        choices = ", ".join(repr(choice) for choice in LIBRARIES)
+        raise ValueError(f"library is {name!r}; expected one of {choices}")
+    return np.stack(operations) % MODULUS
+
+
+class Events(NamedTuple):
+    """B examples of T events; entries that an event does not have hold one more than the largest index.
+
+    Attributes:
+        kind: [B, T], 0 BIND, 1 OP, 2 QUERY.
+        key: [B, T], 0 .. num_keys - 1 at BIND and QUERY.
+        operation: [B, T], 0 .. 12 at OP.
+        value: [B, T, 4], 0 .. 30 at BIND.
+        target: [B, T, 4], 0 .. 30 at QUERY, -100 elsewhere.
+        operations_since: [B, T], number of OP events between the binding and the QUERY, -1 elsewhere.
+        untouched: [B, T, 4], whether at this QUERY no operation since the binding has changed the coordinate.
+    """
+
+    kind: Tensor
+    key: Tensor
+    operation: Tensor
+    value: Tensor
+    target: Tensor
+    operations_since: Tensor
+    untouched: Tensor
+
+    @property
+    def tokens(self) -> Tensor:
+        """What a model may see: kind, key, operation and four value coordinates, [B, T, 7]."""
+        return torch.cat([torch.stack([self.kind, self.key, self.operation], -1), self.value], -1)
+
+    @property
+    def asked(self) -> Tensor:
+        """Where an answer is asked, [B, T]."""
+        return self.kind == QUERY
+
+
+@dataclass(kw_only=True, slots=True)
+class Scores:
+    """Accuracies over all queries of an evaluation, and over the queries of each bin of operations since the binding."""
+
+    num_queries: int
+    coordinate: float
+    """Fraction of target coordinates that are right."""
+    exact: float
+    """Fraction of queries with all four coordinates right."""
+    untouched_coordinate: float
+    """Expected fraction for a predictor that knows untouched coordinates and guesses the others."""
+    untouched_exact: float
+    bins: list[dict[str, float]]
+    """Per bin: `from_operations` (its lower edge), `num_queries` and the four accuracies."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TransportMQAR:
+    """The task: which events are drawn, and what they do.
+
+    Example, with three of 256 keys active (`*` marks a coordinate that operations have touched since its binding):
+        >>> task = TransportMQAR(library="nonreducible", length=12, num_active=3)
+        >>> print(task.picture(6))
+        >>> events = task.batch(range(16), split="train")
+        >>> events.tokens.shape, events.target.shape
+        (torch.Size([16, 12, 7]), torch.Size([16, 12, 4]))
+
+    A model is any callable from tokens [B, T, 7] to logits [B, T, 4, 31]:
+        >>> uniform = lambda tokens: torch.zeros(*tokens.shape[:2], 4, 31)
+        >>> scores = task.evaluate(uniform, num_examples=64)
+        >>> scores.exact < 0.1 < scores.untouched_exact
+        True
+    """
+
+    library: str = "nonreducible"
+    """Which 13 operations act on the stored values; see `operation_library`."""
+    length: int = 512
+    """Events T of one example."""
+    num_keys: int = 256
+    """Size of the key vocabulary."""
+    num_active: int = 32
+    """Keys that one example uses, drawn anew for each."""
+    p_bind: float = 0.22
+    p_op: float = 0.50
+    p_query: float = 0.28
+    rebind: bool = True
+    """Whether a key may be bound again, which overwrites it. If not, bindings stop when all active keys are bound."""
+    seed: int = 0
+    """Examples are a function of (seed, split, index)."""
+
+    def __post_init__(self) -> None:
+        if self.library not in LIBRARIES:
+            operation_library(self.library)
+        if self.length < 1:
+            raise ValueError(f"length is {self.length}; expected at least one event")
+        if not 1 <= self.num_active <= self.num_keys:
+            raise ValueError(f"num_active is {self.num_active}; expected 1 to num_keys = {self.num_keys}")
+        probabilities = (self.p_bind, self.p_op, self.p_query)
+        if min(probabilities) < 0 or abs(sum(probabilities) - 1) > 1e-9 or self.p_query == 0:
+            raise ValueError(f"p_bind, p_op, p_query are {probabilities}; expected p_query > 0, none below 0, and a sum of 1")
+        if not 0 <= self.seed < 2**64:
+            raise ValueError(f"seed is {self.seed}; expected 0 to 2**64 - 1")
+
+    @property
+    def operations(self) -> np.ndarray:
+        """The matrices of the library, [13, 4, 4]."""
+        return operation_library(self.library)
+
+    @property
+    def num_operations(self) -> int:
+        """Size of the operation vocabulary."""
+        return len(self.operations)
+
+    def reduction(self) -> FieldReduction:
+        """The finest block form over F_31 that all operations share, computed.
+
+        Example:
+            >>> TransportMQAR(library="blocks").reduction().blocks
+            (2, 2)
+        """
+        return decompose(self.operations, MODULUS)
+
+    def batch(self, indices: Iterable[int], split: str = "train") -> Events:
+        """The examples with these indices.
+
+        Training and evaluation cannot meet: an example reads its own block of one counter-based random stream, and the split is part of the counter.
+
+        Args:
+            indices: B numbers below 2^64, for instance range(step * B, (step + 1) * B).
+            split: "train" or "eval".
+        """
+        if split not in SPLITS:
+            raise ValueError(f"split is {split!r}; expected 'train' or 'eval'")
+        draws = np.stack([self._draws(index, SPLITS.index(split)) for index in indices])
+        picks, draws = draws[:, : self.num_keys], draws[:, self.num_keys :].reshape(len(draws), self.length, _DRAWS)
+        kind = self._kinds(draws)
+        operation = (draws[..., 3] * self.num_operations).astype(np.int64)
+        value = (draws[..., 4:] * MODULUS).astype(np.int64)
+        slot, bound_at = self._slots(kind, draws[..., 2])
+
+        frame, inverse_frame = _frames(self.library, kind, operation)
+        rows = np.arange(len(kind))[:, None]
+        bound = value[rows, bound_at][..., None, :]
+        target = (bound @ inverse_frame[rows, bound_at] % MODULUS @ frame % MODULUS)[..., 0, :]
+
+        num_operations = (kind == OP).cumsum(1)
+        touched = _last_touch(self.operations, kind, operation)
+        active = np.argsort(picks, axis=1)[:, : self.num_active]
+        asked = kind == QUERY
+        return Events(
+            kind=torch.from_numpy(kind),
+            key=torch.from_numpy(np.where(kind == OP, self.num_keys, active[rows, slot])),
+            operation=torch.from_numpy(np.where(kind == OP, operation, self.num_operations)),
+            value=torch.from_numpy(np.where((kind == BIND)[..., None], value, MODULUS)),
+            target=torch.from_numpy(np.where(asked[..., None], target, NO_TARGET)),
+            operations_since=torch.from_numpy(np.where(asked, num_operations - num_operations[rows, bound_at], -1)),
+            untouched=torch.from_numpy(asked[..., None] & (touched <= bound_at[..., None])),
+        )
+
+    def evaluate(
+        self, model: Callable[[Tensor], Tensor], num_examples: int = 640, batch_size: int = 16, *, device: str | torch.device = "cpu"
+    ) -> Scores:
+        """Scores of a model on the first `num_examples` examples of the evaluation split.
+
+        Args:
+            model: tokens [B, T, 7] -> logits [B, T, 4, 31]; called without gradients, in whatever mode it is.
+            num_examples: examples in all.
+            batch_size: examples per call.
+            device: where the tokens are put.
+        """
+        counts = torch.zeros(len(OPERATION_BINS), 5, dtype=torch.float64)
+        for start in range(0, num_examples, batch_size):
+            events = self.batch(range(start, min(start + batch_size, num_examples)), split="eval")
+            with torch.no_grad():
+                logits = model(events.tokens.to(device))
+            if logits.shape != (*events.target.shape, MODULUS):
+                expected = (*events.target.shape, MODULUS)
+                raise ValueError(f"model returned logits of shape {tuple(logits.shape)}; expected {expected}, one score per class")
+            counts += count_answers(logits.argmax(-1).cpu(), events)
+        return scores_of(counts)
+
+    def picture(self, index: int, split: str = "eval") -> str:
+        """One example as text: a row per event, with the answers of the queries."""
+        events = self.batch([index], split)
+        lines = []
+        for t in range(self.length):
+            key, value, target = int(events.key[0, t]), events.value[0, t].tolist(), events.target[0, t].tolist()
+            kind = int(events.kind[0, t])
+            if kind == BIND:
+                words = f"BIND   key {key:3d} = ({' '.join(f'{x:2d}' for x in value)})"
+            elif kind == OP:
+                identifier = int(events.operation[0, t])
+                words = f"OP     {identifier:2d}: {_describe(self.operations[identifier])}"
+            else:
+                marks = zip(target, events.untouched[0, t].tolist())
+                answer = " ".join(f"{x:2d}" + (" " if known else "*") for x, known in marks)
+                words = f"QUERY  key {key:3d} ? ({answer}) after {int(events.operations_since[0, t])} operations"
+            lines.append(f"{t:4d}  {words}")
+        return "\n".join(lines)
+
+    def _draws(self, index: int, split: int) -> np.ndarray:
+        """Uniform numbers of one example, its own 2^128 counter values of the Philox stream of the seed."""
+        bits = np.random.Philox(key=self.seed, counter=[0, 0, index, split])
+        return np.random.Generator(bits).random(self.num_keys + self.length * _DRAWS)
+
+    def _kinds(self, draws: np.ndarray) -> np.ndarray:
+        """Which event stands at each position, [B, T]: the first is a BIND, so that there is always something to ask."""
+        choice = draws[..., 0]
+        kind = np.where(choice < self.p_bind, BIND, np.where(choice < self.p_bind + self.p_op, OP, QUERY))
+        kind[:, 0] = BIND
+        if self.rebind:
+            return kind
+        instead = np.where(draws[..., 1] * (self.p_op + self.p_query) < self.p_op, OP, QUERY)
+        return np.where((kind == BIND) & ((kind == BIND).cumsum(1) > self.num_active), instead, kind)
+
+    def _slots(self, kind: np.ndarray, choice: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Which active key each BIND and QUERY names, and the position of the latest binding of that key, both [B, T]."""
+        num_examples, length = kind.shape
+        is_bind = kind == BIND
+        slot = (choice * self.num_active).astype(np.int64) if self.rebind else is_bind.cumsum(1) - 1
+        slot = np.where(is_bind, slot, self.num_active)
+        # latest[b, t, k]: the latest position up to t that binds k, or -1.
+        latest = np.full((num_examples, length, self.num_active + 1), -1, dtype=np.int32)
+        rows, times = np.ogrid[:num_examples, :length]
+        latest[rows, times, slot] = times
+        latest = np.maximum.accumulate(latest[..., :-1], axis=1)
+        # A query takes the n-th of the keys that are bound, n uniform.
+        is_bound = latest >= 0
+        rank = (choice * is_bound.sum(-1)).astype(np.int64)
+        asked = (is_bound.cumsum(-1) > rank[..., None]).argmax(-1)
+        slot = np.where(is_bind, slot, asked)
+        return slot, latest[rows, times, slot].astype(np.int64)
+
+
+@lru_cache
+def _inverse_library(name: str) -> np.ndarray:
+    return inverse(operation_library(name), MODULUS)
+
+
+def _frames(library: str, kind: np.ndarray, operation: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """V_t = A_1 .. A_t and V_t^{-1} mod 31, each [B, T, 4, 4]."""
+    eye = np.eye(WIDTH, dtype=np.int32)
+    moves = np.concatenate([operation_library(library), eye[None]]).astype(np.int32)
+    moves_back = np.concatenate([_inverse_library(library), eye[None]]).astype(np.int32)
+    which = np.where(kind == OP, operation, len(moves) - 1).T
+    frame = np.empty((*which.shape, WIDTH, WIDTH), dtype=np.int32)
+    inverse_frame = np.empty_like(frame)
+    here = back = eye
+    for t, chosen in enumerate(which):
+        frame[t] = here = here @ moves[chosen] % MODULUS
+        inverse_frame[t] = back = moves_back[chosen] @ back % MODULUS
+    return frame.swapaxes(0, 1), inverse_frame.swapaxes(0, 1)
+
+
+def _last_touch(operations: np.ndarray, kind: np.ndarray, operation: np.ndarray) -> np.ndarray:
+    """The latest position up to t whose operation changes coordinate j, or -1, [B, T, 4]: column j of its matrix is not e_j."""
+    changes = (operations != np.eye(WIDTH, dtype=np.int64)).any(1)
+    touching = (kind == OP)[..., None] & changes[operation]
+    times = np.arange(kind.shape[1])[None, :, None]
+    return np.maximum.accumulate(np.where(touching, times, -1), axis=1)
+
+
+def _describe(operation: np.ndarray) -> str:
+    """The matrix as assignments: (I + E_12) is "x2 <- x1 + x2"."""
+    signed = np.where(operation > MODULUS // 2, operation - MODULUS, operation)
+    parts = []
+    for j in range(WIDTH):
+        if (operation[:, j] != np.eye(WIDTH, dtype=np.int64)[j]).any():
+            terms = [f"{'' if c == 1 else '-' if c == -1 else f'{c} '}x{i + 1}" for i, c in enumerate(signed[:, j]) if c]
+            parts.append(f"x{j + 1} <- {' + '.join(terms)}")
+    return ", ".join(parts) or "nothing"
+
+
+def count_answers(answers: Tensor, events: Events) -> Tensor:
+    """Sums over the queries of each bin: queries, right coordinates / 4, exact answers, and the last two for the untouched-coordinates predictor, [bins, 5].
+
+    Args:
+        answers: [B, T, 4] classes.
+        events: the examples that were answered.
+    """
+    asked = events.asked
+    right = (answers == events.target)[asked].double()
+    # An unknown coordinate is guessed: right once in 31.
+    known = events.untouched[asked].double()
+    known = known + (1 - known) / MODULUS
+    columns = torch.stack([torch.ones(len(right), dtype=torch.float64), right.mean(-1), right.prod(-1), known.mean(-1), known.prod(-1)], -1)
+    edges = torch.tensor(OPERATION_BINS)
+    bins = torch.bucketize(events.operations_since[asked], edges, right=True) - 1
+    return torch.zeros(len(edges), 5, dtype=torch.float64).index_add_(0, bins, columns)
+
+
+def scores_of(counts: Tensor) -> Scores:
+    """Accuracies from sums [bins, 5] as `count_answers` gives them."""
+    names = ("coordinate", "exact", "untouched_coordinate", "untouched_exact")
+    total = counts.sum(0)
+    bins = []
+    for edge, row in zip(OPERATION_BINS, counts):
+        if row[0] > 0:
+            accuracies = {name: float(part / row[0]) for name, part in zip(names, row[1:])}
+            bins.append({"from_operations": edge, "num_queries": int(row[0]), **accuracies})
+    whole = {name: float(part / total[0].clamp_min(1)) for name, part in zip(names, total[1:])}
+    return Scores(num_queries=int(total[0]), bins=bins, **whole)
