@@ -126,10 +126,11 @@ def shippo_cell(
         # An empty first sequence has no last position; -1 wraps to the end of the row, which is zero already.
         last = torch.remainder(cu_seqlens[1:] - 1, max(value.shape[1], 1))
         beta_next = beta_next.index_fill(1, last.to(torch.int64), 0) if value.shape[1] else beta_next
-    weight = (gamma + beta_next)[..., None]
+    # The weight of a source stands on its value, the shorter of its two factors.
+    weight = (gamma + beta_next).view(*gamma.shape, *(1 for _ in rank), 1)
     y, memory = transport_scan(
-        value,
-        write * (weight if not rank else weight.unsqueeze(-1)),
+        weight * value,
+        write,
         read,
         step,
         drift,

@@ -1,10 +1,11 @@
 """The controller: what each token does to the memory, decided from the input alone.
 
 Data path: the branch x [B, T, D] (through an auxiliary causal convolution, if asked for) is projected to (r + 1) N + 4 numbers
-per group: r writes of N, one read of N, and four scalars (step, mix, write gate, read gate). A second projection, the right
+per group: r writes of N, one read of N, and four scalars (step, mix, write gate, read gate). A last projection, the right
 suffix, gives the K coordinates of the right action per group; it is a module of its own, `right_proj`, with its own bias,
 `right_bias`, so that the suffix can be found, frozen or zeroed by name. The memory is not an argument of `forward`:
-controller compatibility (paper section 3.2) holds by construction.
+controller compatibility (paper section 3.2) holds by construction. Each projection gives one contiguous tensor, so that none is
+copied on the way into the scan; the gates are numbers per group, left to stand on the shorter factors, value and output.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from torch import Tensor, nn
 from shippo_ssm.layers.conv import ShortConv
 from shippo_ssm.scan.checks import compute_dtype
 
-# Rows of `scalar_bias` and order of the four scalars behind write and read.
+# Rows of `scalar_bias` and order of the four scalars.
 SCALARS = ("step", "mix", "write_gate", "read_gate")
 
 
@@ -28,10 +29,12 @@ class Emission(NamedTuple):
     """What the controller says for every position.
 
     Args:
-        write: [B, T, G, N], or [B, T, G, r, N] for r > 1; gated.
-        read: [B, T, G, N]; gated.
+        write: [B, T, G, N], or [B, T, G, r, N] for r > 1.
+        read: [B, T, G, N].
         step: [B, T, G], > 0.
         mix: [B, T, G] in (0, 1).
+        write_gate: [B, T, G] in (0, 1), a factor of the source.
+        read_gate: [B, T, G] in (0, 1), a factor of the output.
         coords: [B, T, G, K], coordinates of the right action; K = 0 without one.
     """
 
@@ -39,14 +42,16 @@ class Emission(NamedTuple):
     read: Tensor
     step: Tensor
     mix: Tensor
+    write_gate: Tensor
+    read_gate: Tensor
     coords: Tensor
 
 
 class Controller(nn.Module):
-    """write, read, step, mix, coords = phi(x): an input-only (or causal-convolution) controller.
+    """write, read, step, mix, gates, coords = phi(x): an input-only (or causal-convolution) controller.
 
-    With raw numbers from one linear map of x_t per group: write = sigmoid(write gate) raw, read = sigmoid(read gate) raw,
-    step = softplus(raw + bias), mix = sigmoid(raw + bias), coords = right_proj(x_t) + right_bias.
+    write and read are linear in x_t; with raw scalars linear in x_t plus a bias, step = softplus(raw), mix = sigmoid(raw) and
+    the two gates are sigmoid(raw); coords = right_proj(x_t) + right_bias.
 
     Args:
         channels: D, the width of the branch it reads.
@@ -87,8 +92,9 @@ class Controller(nn.Module):
         self.num_groups, self.d_state, self.num_coordinates, self.write_rank = num_groups, d_state, num_coordinates, write_rank
         self.dt_min, self.dt_max = dt_min, dt_max
         self.conv = ShortConv(channels, conv_width, device=device, dtype=dtype) if conv_width else None
-        self.sizes = [write_rank * d_state, d_state, len(SCALARS)]
-        self.proj = nn.Linear(channels, num_groups * sum(self.sizes), bias=False, device=device, dtype=dtype)
+        self.write_proj = nn.Linear(channels, num_groups * write_rank * d_state, bias=False, device=device, dtype=dtype)
+        self.read_proj = nn.Linear(channels, num_groups * d_state, bias=False, device=device, dtype=dtype)
+        self.scalar_proj = nn.Linear(channels, len(SCALARS) * num_groups, bias=False, device=device, dtype=dtype)
         self.right_proj, self.right_bias = None, None
         self.scalar_bias = nn.Parameter(torch.empty(len(SCALARS), num_groups, device=device, dtype=dtype))
         if num_coordinates:
@@ -101,7 +107,8 @@ class Controller(nn.Module):
 
     def reset_parameters(self) -> None:
         """Steps log-uniform in [dt_min, dt_max]; right coordinates close to their start; the rest as linear layers start."""
-        self.proj.reset_parameters()
+        for projection in (self.write_proj, self.read_proj, self.scalar_proj):
+            projection.reset_parameters()
         with torch.no_grad():
             self.scalar_bias.zero_()
             low, high = math.log(self.dt_min), math.log(self.dt_max)
@@ -135,16 +142,22 @@ class Controller(nn.Module):
             count = x.shape[0] if cu_seqlens is None else cu_seqlens.shape[0] - 1
             window = self.conv.init_window(count) if window is None else window
             x, window = self.conv(x, window, mask=mask, cu_seqlens=cu_seqlens)
-        raw = self.proj(x)
-        dtype = compute_dtype(raw.dtype)
-        raw = raw.unflatten(-1, (self.num_groups, sum(self.sizes))).to(dtype)
-        write, read, scalars = raw.split(self.sizes, dim=-1)
-        step, mix, write_gate, read_gate = (scalars + self.scalar_bias.mT.to(dtype)).unbind(-1)
-        write = write * write_gate.sigmoid().unsqueeze(-1)
-        read = read * read_gate.sigmoid().unsqueeze(-1)
-        if self.write_rank > 1:
-            write = write.unflatten(-1, (self.write_rank, self.d_state))
-        return Emission(write, read, F.softplus(step), mix.sigmoid(), self._coords(x, dtype)), window
+        ranks = (self.write_rank,) if self.write_rank > 1 else ()
+        write = self.write_proj(x).unflatten(-1, (self.num_groups, *ranks, self.d_state))
+        read = self.read_proj(x).unflatten(-1, (self.num_groups, self.d_state))
+        dtype = compute_dtype(write.dtype)
+        scalars = self.scalar_proj(x).unflatten(-1, (len(SCALARS), self.num_groups)).to(dtype) + self.scalar_bias.to(dtype)
+        step, mix, write_gate, read_gate = scalars.unbind(-2)
+        emission = Emission(
+            write.to(dtype),
+            read.to(dtype),
+            F.softplus(step),
+            mix.sigmoid(),
+            write_gate.sigmoid(),
+            read_gate.sigmoid(),
+            self._coords(x, dtype),
+        )
+        return emission, window
 
     def _coords(self, x: Tensor, dtype: torch.dtype) -> Tensor:
         """The right suffix [B, T, G, K]."""

@@ -233,7 +233,7 @@ class Shippo(nn.Module):
         check_state("Shippo.step", state, self.state_shapes(u.shape[0]), u.device)
 
         def recur(value: Tensor, emission: Emission, right: Tensor | None) -> tuple[Tensor, CellState]:
-            write, read, step, mix, _ = (tensor.squeeze(1) for tensor in emission)
+            write, read, step, mix, *_ = (tensor.squeeze(1) for tensor in emission)
             right = None if right is None else right.squeeze(1)
             drift = self.drift.to(value.dtype)
             y, cell = shippo_cell_step(value.squeeze(1), write, read, step, mix, drift, right, state.cell)
@@ -288,12 +288,13 @@ class Shippo(nn.Module):
         # The recurrence runs in float32 at least, also where autocast lowers the projections.
         with _full_precision(u.device.type):
             ranks = x.unflatten(-1, (self.write_rank, self.num_groups, self.group_width)).to(emission.step.dtype)
-            value = ranks.transpose(-3, -2) if self.write_rank > 1 else ranks.squeeze(-3)
+            gated = emission.write_gate[..., None, :, None] * ranks
+            value = gated.transpose(-3, -2) if self.write_rank > 1 else gated.squeeze(-3)
             right = None
             if self.right.num_coordinates and self.use_right:
                 right = self.right(emission.coords, emission.step)
             y, cell = recur(value, emission, right)
-            y = y + self.skip.to(y.dtype) * ranks.select(-3, 0)
+            y = emission.read_gate.unsqueeze(-1) * y + self.skip.to(y.dtype) * ranks.select(-3, 0)
         y = self.out_proj(y.flatten(-2).to(gate.dtype) * F.silu(gate))
         return y, None if cell is None else ShippoState(window, cell, own_window)
 
