@@ -1,8 +1,9 @@
 """Lift a LegS memory: the same twelve coefficients per channel, in a frame that turns with the signal.
 
-A slow two-channel signal s(t) is seen by a sensor that turns with angular speed w: f(t)^T = s(t)^T exp(w t Omega). A LegS memory in fixed
-coordinates has to spend its coefficients on the turning and runs out of them; lifted by the right generator A_R = w Omega, the same memory
-stores s itself. Both run online, by the same left operator; the lift adds the term C A_R and nothing else.
+A slow two-channel signal s(t) is seen by a sensor that turns with angular speed w: f(t)^T = s(t)^T exp(w t Omega). A
+LegS memory in fixed coordinates has to spend its coefficients on the turning and runs out of them; lifted by the right
+generator A_R = w Omega, the same memory stores s itself. Both run online, by the same left operator; the lift adds the
+term C A_R and nothing else.
 
     python examples/lift_legs.py
 """
@@ -33,7 +34,7 @@ def seen(speed):
 
 
 def compare(speed: float, num_steps: int) -> dict[str, float]:
-    """Relative errors over the past [0, 2] of both memories, and how far the online state is from the projection it should be."""
+    """Relative errors over the past [0, 2] of both memories, and how far their online states are from the projection."""
     times, end = np.linspace(0.02, 2.0, num_steps), 2.0
     tau = np.linspace(0.02, end, 400)
     signal = seen(speed)

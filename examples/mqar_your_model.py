@@ -1,8 +1,9 @@
 """Evaluate your own model on Transport-MQAR: any callable from tokens [B, T, 7] to logits [B, T, 4, 31].
 
-The task interleaves BIND(key, value), OP(id) and QUERY(key) events; an operation multiplies every stored value of F_31^4 by an invertible matrix. `YourModel`
-below stands for a model of yours: an embedding, some sequence layer, four classifiers. It is trained briefly on a small instance and
-scored beside a predictor that knows exactly the coordinates no operation has touched: a model above that line has learned to apply operations.
+The task interleaves BIND(key, value), OP(id) and QUERY(key) events; an operation multiplies every stored value of
+F_31^4 by an invertible matrix. `YourModel` below stands for a model of yours: an embedding, some sequence layer, four
+classifiers. It is trained briefly on a small instance and scored beside a predictor that knows exactly the coordinates
+no operation has touched: a model above that line has learned to apply operations.
 
     python examples/mqar_your_model.py                     # an nn.GRU in the middle
     python examples/mqar_your_model.py --layer shippo --steps 200    # the same model with SHiPPO layers
