@@ -1,0 +1,120 @@
+"""From a collapsed recurrence to its independent banks, and back.
+
+With Q the basis of a reduction, H~_t = H_t Q follows H~_t = L_t H~_{t-1} (Q^{-1} R_t Q) + b_t (Q^T x_t)^T, and the
+middle matrix is block diagonal: the columns of each block are a recurrence of their own. `bank` makes these
+recurrences, one per block of width P_i, with values [.., P_i] and right actions [.., P_i, P_i]; write, read, step and
+drift are shared. Outputs and states of the banks come back by the inverse of Q.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple, overload
+
+import torch
+from torch import Tensor
+
+from shippo_ssm.actions.collapse import Reduction
+from shippo_ssm.actions.families import Lie
+
+
+class Recurrence(NamedTuple):
+    """The operands of H_t = exp(step_t drift_t) H_{t-1} right_t + write_t value_t^T, y_t = read_t^T H_t."""
+
+    value: Tensor
+    write: Tensor
+    read: Tensor
+    step: Tensor
+    drift: Tensor
+    right: Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class Banks:
+    """Independent recurrences, one per block, and the way between their coordinates and those of the whole."""
+
+    recurrences: tuple[Recurrence, ...]
+    basis: Tensor
+    """Q [P, P] in the dtype of the recurrence."""
+    blocks: tuple[int, ...]
+
+    def split(self, rows: Tensor) -> tuple[Tensor, ...]:
+        """Carry states or values [.., P] into the banks: the blocks [.., P_i] of `rows Q`."""
+        return (rows @ self.basis).split(self.blocks, -1)
+
+    def join(self, parts: Sequence[Tensor]) -> Tensor:
+        """Carry outputs or states [.., P_i] of the banks back: [.., P] = concatenation Q^{-1}."""
+        widths = tuple(part.shape[-1] for part in parts)
+        if widths != self.blocks:
+            raise ValueError(f"parts must have the widths of the blocks {self.blocks}, in that order, got {widths}")
+        return torch.linalg.solve(self.basis, torch.cat(list(parts), -1), left=False)
+
+
+def block_parts(matrices: Tensor, reduction: Reduction, name: str, tol: float | None) -> list[Tensor]:
+    """Diagonal blocks of Q^{-1} M Q for matrices [.., P, P]; raise where something is left outside them."""
+    width = len(reduction.basis)
+    if matrices.ndim < 2 or matrices.shape[-2:] != (width, width):
+        raise ValueError(f"{name} must be [.., {width}, {width}], the width of the reduction, got {tuple(matrices.shape)}")
+    basis = reduction.basis.to(matrices)
+    carried = torch.linalg.solve(basis, matrices @ basis)
+    parts = [carried[..., part, part] for part in reduction.slices]
+    if tol is None:
+        tol = max(100.0 * reduction.residual, 1e3 * torch.finfo(matrices.dtype).eps)
+    whole = carried.detach().square().sum()
+    inside = sum(part.detach().square().sum() for part in parts)
+    outside = float(((whole - inside).clamp_min(0.0) / whole).sqrt()) if float(whole) > 0 else 0.0
+    # The difference of two sums of squares is known only up to the root of the unit roundoff.
+    if outside > max(tol, 4.0 * torch.finfo(matrices.dtype).eps ** 0.5):
+        raise ValueError(
+            f"{name} does not collapse along this reduction: {outside:.1e} of it lies outside the blocks {reduction.blocks}, "
+            f"expected at most {tol:.1e}; take the reduction of these very actions"
+        )
+    return parts
+
+
+@overload
+def bank(recurrence: Lie, reduction: Reduction, *, tol: float | None = None) -> tuple[Lie, ...]: ...
+@overload
+def bank(recurrence: Sequence[Tensor], reduction: Reduction, *, tol: float | None = None) -> Banks: ...
+def bank(recurrence: Lie | Sequence[Tensor], reduction: Reduction, *, tol: float | None = None) -> Banks | tuple[Lie, ...]:
+    """Carry a collapsed recurrence, or a family of generators, into its independent banks.
+
+    Args:
+        recurrence: (value [B, T, G, P] or [B, T, G, r, P], write, read, step, drift, right [B, T, G, P, P]), the
+        operands of
+            `transport_scan`; or a `Lie` family, which becomes one family per block.
+        reduction: what `collapse` says of the generators or of the actions. tol: what may be left outside the blocks,
+        relative to the norm; default a hundred times the residual of the reduction.
+
+    Returns:
+        `Banks` with one recurrence per block and the way back (`join`), or a tuple of `Lie` families.
+
+    Example:
+        >>> import torch
+        >>> from shippo_ssm.actions import bank, collapse
+        >>> right = torch.tensor([[1.0, 0.5], [0.5, 1.0]]).expand(1, 3, 1, 2, 2)
+        >>> ones = torch.ones(1, 3, 1, 2)
+        >>> banks = bank((ones, ones, ones, ones[..., 0], torch.zeros(1, 2), right), collapse(right[0, :, 0]))
+        >>> banks.blocks, banks.join(banks.split(ones)).allclose(ones)
+        ((1, 1), True)
+    """
+    if isinstance(recurrence, Lie):
+        parts = block_parts(recurrence.generators, reduction, "generators", tol)
+        learnable = recurrence.generators.requires_grad
+        return tuple(Lie(part, learnable=learnable) for part in parts)
+    if len(recurrence) != 6:
+        raise ValueError(f"recurrence must be (value, write, read, step, drift, right), got {len(recurrence)} operands")
+    whole = Recurrence(*recurrence)
+    if whole.value.shape[-1] != len(reduction.basis):
+        raise ValueError(
+            f"value must be [.., {len(reduction.basis)}], the width of the reduction, got {tuple(whole.value.shape)}"
+        )
+    rights = block_parts(whole.right, reduction, "right", tol)
+    basis = reduction.basis.to(whole.value)
+    values = (whole.value @ basis).split(reduction.blocks, -1)
+    return Banks(
+        recurrences=tuple(whole._replace(value=value, right=right) for value, right in zip(values, rights)),
+        basis=basis,
+        blocks=reduction.blocks,
+    )

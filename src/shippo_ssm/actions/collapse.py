@@ -1,0 +1,370 @@
+"""Collapse: the finest simultaneous block-diagonal form of a family of generators, over the reals.
+
+Data path. Generators [M, P, P] lose their multiples of the identity, which change nothing, and are replaced by a
+weighted orthogonal basis of their span. The commutant {X : X G_m = G_m X for all m} is the null space of a linear map
+on R^{P x P}; it is found from the Gram matrix [P^2, P^2] of that map and sharpened by a singular value decomposition
+on the small candidates alone.
+
+When the commutant splits. R^P is a sum of smaller invariant subspaces exactly when the commutant is not a local ring,
+and a finite dimensional real algebra is local exactly when the symmetric form (X, Y) -> tr(X Y) on it has one
+positive eigenvalue: the radical (nilpotents, as for shears alone) is its null space, and what remains is R, C or H
+with signature (1, 0), (1, 1), (1, 3). A second positive direction is a traceless X with tr(X^2) > 0, whose
+eigenvalues therefore differ in their real parts; R^P splits along its generalised eigenspaces, grouped by real part,
+and each part is treated again until none splits. Nothing is decided by comparing eigenvalues of a defective matrix,
+and equivalent copies, scalars, complex pairs and quaternionic pairs need no special case.
+
+Tolerance. `tol` is the size of the noise in the generators relative to their norm (root of the sum of squares over
+all entries and generators). Noise of that size moves a singular value of the commutator map by at most 2 tol, in
+units where the family without its multiples of the identity has norm one, so values up to 2 tol count as zero, values
+above 30 times as much as nonzero, and one in between means "cannot decide". The same rule, with the noise as the null
+space inherits it, is used for the form tr(X Y). A split is accepted only if the generators are block diagonal in the
+new basis, of which each block has orthonormal columns, up to the same noise.
+"""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+# How far above the noise a value must lie to count as nonzero.
+MARGIN = 30.0
+# Singular values of the commutator map below this are candidates for the null space and are computed again, without squaring.
+CANDIDATE = 0.03
+# Real parts closer than this share of their range stay together for the moment; recursion takes them apart.
+CLUSTER_GAP = 0.02
+# An element known less well than this cannot be called nilpotent.
+LARGEST_BLUR = 0.05
+# A family without noise is known up to this.
+EXACT = 1e-13
+# A split that leaves more than this outside its blocks is refused.
+LARGEST_RESIDUAL = 1e-4
+# Random elements of the commutant that are tried before a block counts as one that does not split.
+TRIES = 8
+
+# A gap must be this much wider than the next one.
+RIVAL = 4.0
+# Balancing stops when a step keeps more than this share of the squared norm, or lifts the noise above this share of the norm.
+GAIN = 0.95
+NOISE_CEILING = 1e-4
+
+Array = np.ndarray[Any, np.dtype[np.float64]]
+
+
+@dataclass(frozen=True, slots=True)
+class Reduction:
+    """The finest simultaneous block-diagonal form that was found.
+
+    With Q = `basis`, every Q^{-1} G_m Q is block diagonal with the sizes `blocks`, up to `residual`.
+    """
+
+    basis: Tensor
+    """Q [P, P], float64; the columns of one block are orthonormal."""
+    blocks: tuple[int, ...]
+    """Sizes of the diagonal blocks, largest first; they add up to P."""
+    residual: float
+    """Largest Frobenius norm of Q^{-1} G_m Q outside the blocks, over the largest norm of a Q^{-1} G_m Q."""
+    irreducible: bool
+    """Decided, and there is one block: the family couples all channels in every basis."""
+    decided: bool
+    """False where the numbers leave no gap; `blocks` is then a valid form, but a finer one is neither found nor excluded."""
+
+    @property
+    def status(self) -> str:
+        """ "irreducible", "reducible" or "cannot decide"."""
+        if not self.decided:
+            return "cannot decide"
+        return "irreducible" if self.irreducible else "reducible"
+
+    @property
+    def slices(self) -> tuple[slice, ...]:
+        """The columns of `basis` that belong to each block."""
+        ends = np.cumsum(self.blocks)
+        return tuple(slice(int(end) - size, int(end)) for size, end in zip(self.blocks, ends))
+
+
+@dataclass(frozen=True, slots=True)
+class Commutant:
+    """Orthonormal basis [d, P, P] of the traceless commutant, and whether its dimension is certain."""
+
+    elements: Array
+    residual: float
+    """Largest norm of the commutators of an element with the family."""
+    blur: float
+    """Estimated distance of the elements from those of the family without noise."""
+    decided: bool
+
+
+def traceless(matrices: Array) -> Array:
+    """Remove from each matrix its multiple of the identity."""
+    width = matrices.shape[-1]
+    trace = np.trace(matrices, axis1=-2, axis2=-1)
+    return matrices - trace[:, None, None] / width * np.eye(width)
+
+
+def compress(matrices: Array) -> Array:
+    """At most P^2 matrices with the same sum of G (x) G, which is all that the commutant depends on."""
+    width = matrices.shape[-1]
+    if len(matrices) <= width**2:
+        return matrices
+    triangle: Any = np.linalg.qr(matrices.reshape(len(matrices), -1), mode="r")
+    return triangle.reshape(-1, width, width)
+
+
+def products(matrices: Array) -> tuple[Array, Array]:
+    """sum G G^T and sum G^T G."""
+    width = matrices.shape[-1]
+    rows, columns = matrices.transpose(1, 0, 2).reshape(width, -1), matrices.reshape(-1, width)
+    return rows @ rows.T, columns.T @ columns
+
+
+def carry(matrices: Array, basis: Array) -> Array:
+    """Q^{-1} G_m Q."""
+    return np.linalg.inv(basis) @ matrices @ basis
+
+
+def symmetric_power(matrix: Array, exponent: float) -> Array:
+    """matrix^exponent of a symmetric positive matrix."""
+    values, vectors = np.linalg.eigh(matrix)
+    return (vectors * np.maximum(values, 1e-12 * values[-1]) ** exponent) @ vectors.T
+
+
+def balance(matrices: Array, noise: float) -> tuple[Array, float]:
+    """S [P, P] that makes the norm of S^{-1} G_m S small, and the noise relative to that norm.
+
+    The norm is smallest where A = sum G G^T equals B = sum G^T G, and there the commutant of a semisimple family
+    contains the transposes of its elements, so that a badly conditioned hidden basis no longer blurs it. A step takes
+    S S^T to the geometric mean of A and B^{-1}. Steps stop when they gain little or would lift the noise above
+    NOISE_CEILING.
+    """
+    width = matrices.shape[-1]
+    frame, size = np.eye(width), (matrices**2).sum()
+    level = noise / np.sqrt(size)
+    shares = [1.0, 0.5, 0.25]
+    while shares:
+        left, right = products(matrices)
+        # A floor keeps the step finite where a family is nilpotent and has no balanced form at all.
+        floor = 1e-3 * size / width * np.eye(width)
+        root, inverse = symmetric_power(right + floor, 0.5), symmetric_power(right + floor, -0.5)
+        mean = inverse @ symmetric_power(root @ (left + floor) @ root, 0.5) @ inverse
+        move = symmetric_power(0.5 * (mean + mean.T), 0.5 * shares[0])
+        moved = carry(matrices, move)
+        total, moved_size = frame @ move, (moved**2).sum()
+        spread = np.linalg.norm(total) * np.linalg.norm(np.linalg.inv(total)) / width
+        moved_level = noise * spread / np.sqrt(moved_size)
+        if moved_size < GAIN * size and moved_level <= NOISE_CEILING:
+            frame, matrices, size, level = total, moved, moved_size, moved_level
+        else:
+            shares.pop(0)
+    return frame, float(level)
+
+
+def commutator_gram(matrices: Array) -> Array:
+    """K^T K [P^2, P^2] of the map K: X -> (F X - X F)_F, X in row-major order."""
+    width = matrices.shape[-1]
+    flat = matrices.reshape(len(matrices), -1)
+    outer = (flat.T @ flat).reshape(width, width, width, width)  # sum F_ij F_ab as [i, j, a, b]
+    right, left = products(matrices)
+    product = outer.transpose(0, 2, 1, 3).reshape(width**2, width**2)  # sum F (x) F
+    eye = np.eye(width)
+    return np.kron(left, eye) + np.kron(eye, right) - product - product.T
+
+
+def commutant(matrices: Array, floor: float, ceiling: float) -> Commutant:
+    """The traceless matrices that commute with all of a traceless family of unit norm.
+
+    `floor` is the relative noise as given, `ceiling` as it may have grown in the balanced basis.
+    """
+    from scipy.linalg import eigh
+
+    width = matrices.shape[-1]
+    gram = commutator_gram(matrices)
+    # The identity always commutes: lifting it out of the null space leaves the traceless part.
+    eye = np.eye(width).reshape(-1) / np.sqrt(width)
+    gram += np.outer(eye, eye) * 4.0
+    _, candidates = eigh(gram, subset_by_value=(-np.inf, CANDIDATE**2), driver="evr")
+    basis = candidates.T.reshape(-1, width, width)
+    triangle = np.zeros((0, len(basis)))
+    for start in range(0, len(matrices) if len(basis) else 0, 32):
+        some = matrices[start : start + 32, None]
+        image = (some @ basis - basis @ some).transpose(0, 2, 3, 1).reshape(-1, len(basis))
+        triangle = np.linalg.qr(np.concatenate([triangle, image]), mode="r")
+    _, values, mix = np.linalg.svd(triangle)
+    edge, decided = widest_gap(values, 2.0 * floor, 2.0 * ceiling)
+    null = values <= edge
+    above = min([CANDIDATE, *values[~null]])
+    residual = float(max([1e-14, *values[null]]))
+    return Commutant(np.tensordot(mix[null], basis, 1), residual, float(max(residual, 2.0 * ceiling) / above), decided)
+
+
+def widest_gap(values: Array, floor: float, ceiling: float) -> tuple[float, bool]:
+    """The largest singular value that counts as zero, and whether a clear gap lies above it.
+
+    Values up to `floor` are zero, values above `ceiling` are not; between them the widest gap, as a ratio, decides.
+    """
+    steps = [floor, *sorted(value for value in values if value > floor), max(CANDIDATE, MARGIN * ceiling)]
+    ratios = [(high / low, low) for low, high in itertools.pairwise(steps) if low <= ceiling]
+    ratios.sort(reverse=True)
+    clear = ratios[0][0] >= MARGIN and (len(ratios) == 1 or ratios[0][0] >= RIVAL * ratios[1][0])
+    return ratios[0][1], clear
+
+
+def invariant_subspaces(element: Array, widest: bool) -> list[Array]:
+    """Orthonormal bases of the generalised eigenspaces of `element`, grouped by real part.
+
+    Groups are cut at every clear gap (`widest` false) or at the widest gap only.
+    """
+    from scipy.linalg import lapack, schur
+
+    schur_form: Any = schur(element, output="real")
+    triangle, frame = schur_form
+    reorder: Any = vars(lapack)["dtrsen"]
+    # LAPACK's 2 x 2 blocks of a complex pair have equal diagonal entries: the diagonal holds the real parts.
+    real = np.diag(triangle)
+    order = np.sort(real)
+    gaps = np.diff(order)
+    cuts = [int(gaps.argmax())] if widest else np.flatnonzero(gaps > CLUSTER_GAP * (order[-1] - order[0])).tolist()
+    edges = [-np.inf, *[0.5 * (order[cut] + order[cut + 1]) for cut in cuts], np.inf]
+    parts = []
+    for low, high in itertools.pairwise(edges):
+        select = (real > low) & (real < high)
+        reordered = reorder(select.astype(np.int32), triangle, frame, job="N")
+        parts.append(np.asarray(reordered[1])[:, : int(select.sum())])
+    return parts
+
+
+def off_block(matrices: Array, basis: Array, sizes: list[int]) -> float:
+    """Largest norm of a Q^{-1} G_m Q outside the blocks, over the largest norm of a Q^{-1} G_m Q."""
+    carried = carry(matrices, basis)
+    mask = np.ones(basis.shape)
+    start = 0
+    for size in sizes:
+        mask[start : start + size, start : start + size] = 0.0
+        start += size
+    whole = np.sqrt((carried**2).sum((-2, -1)).max())
+    outside = np.sqrt(((carried * mask) ** 2).sum((-2, -1)).max())
+    return float(outside / whole) if whole > 0 else 0.0
+
+
+def split_in_frame(matrices: Array, frame: Array, floor: float, ceiling: float) -> tuple[list[Array] | None, bool]:
+    """Bases of a decomposition of R^P under a traceless family, looked for in the basis `frame`; None where there is none."""
+    width = matrices.shape[-1]
+    family = carry(matrices, frame)
+    ring = commutant(family / np.sqrt((family**2).sum()), floor, ceiling)
+    values, vectors = np.linalg.eigh(np.einsum("aij,bji->ab", ring.elements, ring.elements))
+    directions = vectors[:, values > 2.0 * ring.blur].T
+    if len(directions) == 0:
+        return None, ring.decided and (len(values) == 0 or values[-1] <= 0.1 * ring.blur < 0.1 * LARGEST_BLUR)
+    random = np.random.default_rng(width).standard_normal((TRIES, len(directions)))
+    for weights in [*random, np.eye(len(directions))[-1]]:
+        element = np.tensordot(weights @ directions, ring.elements, 1)
+        for widest in (False, True):
+            parts = [np.linalg.qr(frame @ part)[0] for part in invariant_subspaces(element, widest)]
+            basis = np.concatenate(parts, 1)
+            limit = min(LARGEST_RESIDUAL, 1e3 * ring.residual * np.linalg.cond(basis))
+            if len(parts) > 1 and off_block(matrices, basis, [part.shape[1] for part in parts]) <= limit:
+                return parts, ring.decided
+    return None, False
+
+
+def split_once(matrices: Array, noise: float) -> tuple[list[Array] | None, bool]:
+    """Bases of a first decomposition of R^P under a traceless family, or None; and whether the answer is certain."""
+    width, norm = matrices.shape[-1], np.sqrt((matrices**2).sum())
+    if width == 1:
+        return None, True
+    if norm <= MARGIN * noise:
+        # Multiples of the identity up to noise: every basis will do.
+        return ([np.eye(width)[:, [i]] for i in range(width)], True) if norm <= 2.0 * noise else (None, False)
+    frame, level = balance(matrices, noise)
+    return split_in_frame(matrices, frame, min(noise / norm, level), level)
+
+
+def decompose(matrices: Array, noise: float) -> tuple[list[Array], bool]:
+    """Bases of the finest decomposition of R^P under a family, and whether it is certainly the finest."""
+    width = matrices.shape[-1]
+    parts, decided = split_once(traceless(matrices), noise)
+    if parts is None:
+        return [np.eye(width)], decided
+    dual = np.linalg.inv(np.concatenate(parts, 1))
+    out, start = [], 0
+    for part in parts:
+        rows = dual[start : start + part.shape[1]]
+        start += part.shape[1]
+        finer, certain = decompose(rows @ matrices @ part, noise * float(np.linalg.norm(rows, 2)))
+        out += [np.linalg.qr(part @ basis)[0] for basis in finer]
+        decided = decided and certain
+    return out, decided
+
+
+def as_family(generators: Tensor | Array) -> tuple[Array, float]:
+    """Generators as float64 [M, P, P], and the tolerance that suits their dtype."""
+    single = isinstance(generators, Tensor) and generators.dtype in (torch.float32, torch.float16, torch.bfloat16)
+    if isinstance(generators, Tensor):
+        default = 1e-7 if not single else 32.0 * torch.finfo(generators.dtype).eps
+        family = generators.detach().cpu().double().numpy()
+    else:
+        default, family = 1e-7, np.asarray(generators, dtype=np.float64)
+    if family.ndim != 3 or family.shape[1] != family.shape[2] or 0 in family.shape:
+        raise ValueError(f"generators must be square, [M, P, P] with M, P >= 1, got shape {family.shape}")
+    if not np.isfinite(family).all():
+        raise ValueError("generators has an entry that is not finite; look for a NaN where the generators are made")
+    return family, default
+
+
+def collapse(generators: Tensor | Array, tol: float | None = None) -> Reduction:
+    """The finest basis Q in which all Q^{-1} G_m Q are block diagonal with the same blocks, over the reals.
+
+    One block means that no fixed change of channel coordinates turns the family into independent banks. An invariant
+    subspace without an invariant complement (shears alone) is not a collapse. A plane that is only rotated is one
+    block of size two.
+
+    Args:
+        generators: G [M, P, P]; realised actions R_t serve as well as generators. tol: size of the noise in the
+        generators, relative to their norm. Default 1e-7 for float64, 32 machine epsilons for the
+            smaller floating types. Values of the commutator map up to 2 tol are zero, above 60 tol they are not, and
+            between the two the answer is "cannot decide" (`decided` false).
+
+    Returns:
+        Reduction(basis, blocks, residual, irreducible, decided).
+
+    Example:
+        >>> import torch
+        >>> from shippo_ssm.actions import collapse
+        >>> swap = torch.tensor([[[0.0, 1.0], [1.0, 0.0]]], dtype=torch.float64)
+        >>> collapse(swap).blocks, collapse(torch.tensor([[[0.0, 1.0], [0.0, 0.0]]])).irreducible
+        ((1, 1), True)
+    """
+    family, default = as_family(generators)
+    tol = default if tol is None else tol
+    if not 0.0 < tol < 1e-2:
+        raise ValueError(f"tol must lie between 0 and 0.01, got {tol}")
+    norm = np.sqrt((family**2).sum())
+    if norm > 0.0:
+        family = family / norm
+    # Many realised actions span few directions; the recursion works on those.
+    small = compress(family)
+    bases, decided = decompose(small, tol)
+    if not decided:
+        # Noise would have destroyed a form that two or more generators share to the last digits: one found there is real.
+        exact, certain = decompose(small, min(EXACT, tol))
+        if certain and len(exact) > 1 and len(exact) >= len(bases):
+            shared = np.linalg.matrix_rank(traceless(small).reshape(len(small), -1)) > 1
+            bases, decided = exact, bool(shared)
+    bases.sort(key=lambda basis: -basis.shape[1])
+    basis = np.concatenate(bases, 1)
+    blocks = tuple(part.shape[1] for part in bases)
+    residual = off_block(family, basis, list(blocks))
+    if residual > LARGEST_RESIDUAL:
+        # Errors of nested splits have added up: the only form that surely holds is the trivial one.
+        basis, blocks, residual, decided = np.eye(len(basis)), (len(basis),), 0.0, False
+    return Reduction(
+        basis=torch.from_numpy(basis.copy()),
+        blocks=blocks,
+        residual=residual,
+        irreducible=decided and len(blocks) == 1,
+        decided=decided,
+    )
