@@ -45,19 +45,23 @@ class MetricOnly:
 
     def metric(self, t: float, tau: float) -> Array:
         """M(t, tau) [d, d], checked."""
-        matrix = np.asarray(self._metric(t, tau), dtype=float)
-        if matrix.shape != (self.width, self.width):
-            raise ValueError(f"metric must be [{self.width}, {self.width}] at each (t, tau), got shape {matrix.shape}")
-        if np.abs(matrix - matrix.T).max() > 1e-10 * np.abs(matrix).max() or np.linalg.eigvalsh(matrix)[0] <= 0:
-            raise ValueError(f"metric must be symmetric positive definite, got {matrix.tolist()} at (t, tau) = ({t}, {tau})")
-        return matrix
+        return self._metrics(t, np.array([tau]))[0]
+
+    def _metrics(self, t: float, tau: Array) -> Array:
+        """M(t, tau) [M, d, d] for times tau [M], checked."""
+        rows = [np.asarray(self._metric(t, float(time)), dtype=float) for time in tau]
+        for row in rows:
+            if row.shape != (self.width, self.width):
+                raise ValueError(f"metric must be [{self.width}, {self.width}] at each (t, tau), got shape {row.shape}")
+        matrices = np.stack(rows)
+        skewness = np.abs(matrices - np.swapaxes(matrices, -1, -2)).max() / np.abs(matrices).max()
+        if skewness > 1e-10 or np.linalg.eigvalsh(matrices).min() <= 0:
+            raise ValueError(f"metric must be symmetric positive definite for all tau in [0, t], and is not at t = {t}")
+        return matrices
 
     def _integrate(self, integrand: Any, t: float) -> Array:
         low = max(self.measure._start(t), t - self.measure._memory(), 0.0)
         return integrate(integrand, low, t, breaks=np.empty(0), panels=4 + self.measure.N // 4, rtol=1e-12)
-
-    def _metrics(self, t: float, tau: Array) -> Array:
-        return np.stack([self.metric(t, float(time)) for time in tau])
 
     def operator(self, t: float) -> Array:
         """K as a tensor [N, d, N, d]: K[C]_ni = sum_mj K_nimj C_mj = (int Phi Phi^T C M dmu)_ni."""

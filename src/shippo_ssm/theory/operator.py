@@ -1,0 +1,295 @@
+"""Checks of section 2 and appendix A: the approximation problem, its normal equation, and the dynamics of its solution.
+
+Coefficients C are [N, d], signals [d]. The minimiser is found twice: by `ProjectionMemory.project`, which uses the
+normal equation, and by least squares on a quadrature of the objective itself, which uses only the metric and the
+family; derivatives in t are differences of projections. So no side of an equation is used to compute the other."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from shippo_ssm.projection import LagT, LegS, Measure, MetricOnly, ProjectionMemory, Transport
+from shippo_ssm.theory.cases import (
+    MIXED,
+    TIME,
+    WIDTH,
+    Array,
+    derivative,
+    gap,
+    moving,
+    nodes,
+    signal,
+    skewed_basis,
+    transports,
+)
+from shippo_ssm.theory.row import Finding, at_least, at_most, check
+
+
+def _least_squares(measure: Measure, transport: Transport | None, t: float) -> Array:
+    """argmin of the objective by weighted least squares on its quadrature: from M_P and the family alone."""
+    tau, weights = nodes(t)
+    phi = measure.basis(t, tau)
+    values = np.array([signal(s) for s in tau])
+    eye = np.broadcast_to(np.eye(WIDTH), (len(tau), WIDTH, WIDTH))
+    metric = eye if transport is None else transport.metric(t, tau)
+    family = eye if transport is None else np.linalg.inv(transport.P(t, tau))
+    # ||e||_M^2 = ||F^T e||^2 with M = F F^T; e = f - P^{-T} C^T Phi is linear in C.
+    factor = np.sqrt(weights * measure.weight(t, tau))[:, None, None] * np.swapaxes(np.linalg.cholesky(metric), -1, -2)
+    design = np.einsum("kai,kji,kn->kanj", factor, family, phi).reshape(len(tau) * WIDTH, -1)
+    target = np.einsum("kai,ki->ka", factor, values).ravel()
+    solution = np.linalg.lstsq(design, target, rcond=None)[0]
+    return solution.reshape(measure.N, WIDTH)
+
+
+def _gradient(memory: ProjectionMemory, C: Array, t: float) -> Array:
+    """Gradient of J_t at C by central differences, which are exact for a quadratic."""
+    result = np.empty_like(C)
+    for index in np.ndindex(*C.shape):
+        shift = np.zeros_like(C)
+        shift[index] = 1.0
+        result[index] = (memory.objective(signal, C + shift, t) - memory.objective(signal, C - shift, t)) / 2
+    return result
+
+
+@check("sec. 2, closure condition", "HiPPO closure: d_t psi = A_L psi, B_L = psi(t, t), G = I")
+def hippo_closure_condition() -> Finding:
+    """Falsified if a difference quotient of psi differs from A_L psi, B_L from psi(t, t), or G from I, for LegS or LagT."""
+    reports = [measure.closure(t) for measure in (LegS(10), LagT(10)) for t in (0.6, TIME)]
+    worst = max(max(report.derivative, report.source, report.gram) for report in reports)
+    return at_most(worst, 1e-8, "largest relative gap, LegS and LagT")
+
+
+@check("sec. 2, Definition", "SHiPPO online approximation problem")
+def shippo_online_approximation_problem() -> Finding:
+    """Falsified if least squares on the transported family, in its metric, finds other coefficients than `project`."""
+    worst = max(
+        gap(ProjectionMemory(LegS(6), transport).project(signal, TIME), _least_squares(LegS(6), transport, TIME))
+        for transport in transports().values()
+        if len(transport.breaks) == 0
+    )
+    return at_most(worst, 1e-9, "project against least squares on J_t")
+
+
+@check("sec. 2, Theorem (first part)", "Normal equation G C_S = int Phi f^T P dmu")
+def shippo_normal_equation() -> Finding:
+    """Falsified if the least-squares minimiser in a basis with G != I does not solve the normal equation."""
+    basis, transport = skewed_basis(), moving()
+    minimiser = _least_squares(basis, transport, TIME)
+    moments = ProjectionMemory(basis, transport).moments(signal, TIME)
+    return at_most(gap(basis.gram(TIME) @ minimiser, moments), 1e-9, "G C against int Phi f^T P dmu, with G != I")
+
+
+@check("sec. 2, Theorem (second part)", "Sylvester coefficient dynamics")
+def sylvester_coefficient_dynamics() -> Finding:
+    """Falsified if d/dt of the projection differs from A_L C + B_L f^T + C A_R for LegS or LagT, in any kind of transport."""
+    worst = 0.0
+    for measure in (LegS(6), LagT(6)):
+        for transport in transports().values():
+            memory = ProjectionMemory(measure, transport)
+            C = memory.project(signal, TIME)
+            rate = derivative(lambda t, m=memory: m.project(signal, t), TIME)
+            law = measure.A(TIME) @ C + np.outer(measure.B(TIME), signal(TIME)) + C @ transport.generator(TIME)
+            worst = max(worst, gap(rate, law))
+    return at_most(worst, 1e-7, "d/dt of project against A_L C + B_L f^T + C A_R")
+
+
+@check("sec. 2, Corollary", "Pathwise transported lift of closed online-memory dynamics")
+def pathwise_transported_lift() -> Finding:
+    """Falsified if, for a generator emitted from the signal, the online state is not the projection along its path."""
+    path = Transport(lambda t: np.tanh(signal(t)[0]) * MIXED + np.outer(signal(t), [0.3, -0.2, 0.5]), WIDTH)
+    memory = ProjectionMemory(LegS(8), path)
+    state = memory.evolve(signal, np.linspace(0.2, TIME, 200), keep="last")
+    return at_most(gap(state, memory.project(signal, TIME)), 1e-8, "evolve against project, A_R = phi(f(t))")
+
+
+@check("sec. 2 and app. A, input-dependent transport", "The input-output map of a controlled path is not linear")
+def controlled_path_is_nonlinear() -> Finding:
+    """Falsified if doubling the signal doubled the state although the generator is emitted from the signal."""
+
+    def state(scale: float) -> Array:
+        path = Transport(lambda t: np.tanh(scale * signal(t)[0]) * MIXED, WIDTH)
+        return ProjectionMemory(LegS(5), path).project(lambda t: scale * signal(t), TIME)
+
+    return at_least(gap(state(2.0), 2 * state(1.0)), 1e-2, "||C(2 f) - 2 C(f)|| / ||2 C(f)||")
+
+
+@check("app. A.2, Proposition", "Ordinary HiPPO normal equation")
+def ordinary_hippo_normal_equation() -> Finding:
+    """Falsified if least squares on C^T Phi, G != I, does not solve G C = int Phi f^T dmu."""
+    basis = skewed_basis()
+    moments = ProjectionMemory(basis).moments(signal, TIME)
+    return at_most(gap(basis.gram(TIME) @ _least_squares(basis, None, TIME), moments), 1e-9, "G C against int Phi f^T dmu")
+
+
+@check("app. A.2, Proposition", "Ordinary HiPPO coefficient dynamics under closure")
+def ordinary_hippo_coefficient_dynamics() -> Finding:
+    """Falsified if d/dt of the projection differs from A_L C + B_L f^T."""
+    worst = 0.0
+    for measure in (LegS(8), LagT(8)):
+        memory = ProjectionMemory(measure)
+        law = measure.A(TIME) @ memory.project(signal, TIME) + np.outer(measure.B(TIME), signal(TIME))
+        worst = max(worst, gap(derivative(lambda t, m=memory: m.project(signal, t), TIME), law))
+    return at_most(worst, 1e-7, "d/dt of project against A_L C + B_L f^T")
+
+
+def _moving_gram(transport: Transport | None) -> tuple[float, float]:
+    """Gap of the non-orthonormal law, with and without its term -G^{-1} G' C."""
+    basis = skewed_basis()
+    memory = ProjectionMemory(basis, transport)
+    C = memory.project(signal, TIME)
+    gram = basis.gram(TIME)
+    rate = derivative(lambda t: memory.project(signal, t), TIME)
+    without = np.linalg.solve(gram, derivative(lambda t: memory.moments(signal, t), TIME))
+    law = without - np.linalg.solve(gram, derivative(basis.gram, TIME) @ C)
+    written = basis.left(TIME) @ C + np.outer(basis.source(TIME), signal(TIME))
+    written += 0 if transport is None else C @ transport.generator(TIME)
+    return max(gap(rate, law), gap(written, law)), gap(without, rate)
+
+
+@check("app. A.2, non-orthonormal bases", "C_H' = G^-1 b' - G^-1 G' C_H")
+def non_orthonormal_hippo_dynamics() -> Finding:
+    """Falsified if differences of C, of b and of G do not satisfy the law, or if `BasisPath` writes another one."""
+    return at_most(_moving_gram(None)[0], 1e-7, "differences of project, moments and gram")
+
+
+@check("app. A.5, non-orthonormal bases", "C_S' = G^-1 b_S' - G^-1 G' C_S")
+def non_orthonormal_shippo_dynamics() -> Finding:
+    """Falsified if the law with the moments b_S of the transported history fails."""
+    return at_most(_moving_gram(moving())[0], 1e-7, "differences of project, moments and gram, with transport")
+
+
+@check("app. A.5, non-orthonormal bases", "The extra term -G^-1 G' C is really there")
+def non_orthonormal_extra_term() -> Finding:
+    """Falsified if the law held without the extra term as well."""
+    return at_least(_moving_gram(moving())[1], 1e-2, "gap of the law without its extra term")
+
+
+@check("app. A.3, Proposition", "SHiPPO normal equation from stationarity")
+def shippo_stationarity() -> Finding:
+    """Falsified if the gradient of J_t, by differences, is not zero at C_S."""
+    memory = ProjectionMemory(LegS(4), moving())
+    C = memory.project(signal, TIME)
+    scale = np.linalg.norm(_gradient(memory, np.zeros_like(C), TIME))
+    return at_most(float(np.linalg.norm(_gradient(memory, C, TIME)) / scale), 1e-8, "||grad J(C_S)|| / ||grad J(0)||")
+
+
+@check("app. A.3, Proposition (proof)", "First variation: grad J = -2 int Phi e_S^T P dmu")
+def shippo_first_variation() -> Finding:
+    """Falsified if, away from the minimum, the gradient by differences is not -2 int Phi e_S^T P dmu."""
+    transport = moving()
+    memory = ProjectionMemory(LegS(4), transport)
+    C = np.random.default_rng(1).normal(size=(4, WIDTH))
+    tau, weights = nodes(TIME)
+    residual = np.array([signal(s) for s in tau]) - memory.reconstruct(C, TIME, tau)
+    formula = -2 * (memory.measure.psi(TIME, tau) * weights[:, None]).T @ transport.carry(residual, tau, TIME)
+    return at_most(gap(_gradient(memory, C, TIME), formula), 1e-8, "differences of J against the formula")
+
+
+def _fields(tau: Array) -> tuple[Array, Array]:
+    u = np.stack([np.sin(tau), np.cos(2 * tau), tau**2], axis=-1)
+    v = np.stack([np.exp(-tau), tau, np.sin(3 * tau)], axis=-1)
+    return u, v
+
+
+@check("app. A.4, Proposition", "Transport isometry")
+def transport_isometry() -> Finding:
+    """Falsified if <u, v> in the metric M_P differs from <T u, T v> in the Euclidean one, T u = P^T u."""
+    tau, weights = nodes(TIME)
+    u, v = _fields(tau)
+    worst = 0.0
+    for transport in transports().values():
+        metric = np.einsum("k,ki,kij,kj->", weights, u, transport.metric(TIME, tau), v)
+        plain = np.einsum("k,ki,ki->", weights, transport.carry(u, tau, TIME), transport.carry(v, tau, TIME))
+        worst = max(worst, abs(metric - plain) / abs(plain))
+    return at_most(worst, 1e-12, "<u, v>_M against <T u, T v>")
+
+
+@check("app. A.4, Proposition", "T_t maps the transported family onto the ordinary one")
+def transport_maps_families() -> Finding:
+    """Falsified if P^T (P^{-T} C^T Phi) differs from C^T Phi, with P^{-1} from its own equation."""
+    transport = moving()
+    memory = ProjectionMemory(LegS(6), transport)
+    C = np.random.default_rng(2).normal(size=(6, WIDTH))
+    tau = np.linspace(0, TIME, 41)
+    carried = transport.carry(memory.reconstruct(C, TIME, tau), tau, TIME)
+    return at_most(gap(carried, memory.measure.basis(TIME, tau) @ C), 1e-9, "P^T times `reconstruct` against C^T Phi")
+
+
+@check("app. A.4, Proposition", "SHiPPO-HiPPO conjugacy: shippo_t(f) = hippo_t(T_t f)")
+def shippo_hippo_conjugacy() -> Finding:
+    """Falsified if least squares in the transported problem differs from HiPPO of the history P(t, tau)^T f(tau)."""
+    transport = moving()
+    history = ProjectionMemory(LegS(6)).project(lambda s: transport.P(TIME, s).T @ signal(s), TIME)
+    return at_most(gap(_least_squares(LegS(6), transport, TIME), history), 1e-9, "shippo(f) against hippo(T f)")
+
+
+def _metric_only(num: int = 4) -> MetricOnly:
+    transport = Transport(MIXED, WIDTH)
+    return MetricOnly(LegS(num), transport.metric, WIDTH)
+
+
+@check("app. A.6, Proposition", "Stationary condition for the metric-only extension")
+def metric_only_stationarity() -> Finding:
+    """Falsified if the minimiser of J^M, found by least squares, does not solve K_M[C] = b_M."""
+    problem = _metric_only()
+    tau, weights = nodes(TIME)
+    phi = problem.measure.basis(TIME, tau)
+    metric = np.stack([problem.metric(TIME, s) for s in tau])
+    factor = np.sqrt(weights / TIME)[:, None, None] * np.swapaxes(np.linalg.cholesky(metric), -1, -2)
+    design = np.einsum("kaj,kn->kanj", factor, phi).reshape(len(tau) * WIDTH, -1)
+    target = np.einsum("kai,ki->ka", factor, np.array([signal(s) for s in tau])).ravel()
+    C = np.linalg.lstsq(design, target, rcond=None)[0].reshape(-1, WIDTH)
+    image = np.einsum("nimj,mj->ni", problem.operator(TIME), C)
+    return at_most(gap(image, problem.moments(signal, TIME)), 1e-9, "K_M[argmin J^M] against b_M")
+
+
+@check("app. A.6, Proposition", "tau-independent metrics reduce to ordinary HiPPO")
+def tau_independent_reduction() -> Finding:
+    """Falsified if a metric that does not depend on tau gives other coefficients than HiPPO."""
+    metric = MIXED @ MIXED.T + np.eye(WIDTH)
+    C = MetricOnly(LegS(4), lambda t, tau: (1 + t) * metric, WIDTH).project(signal, TIME)
+    return at_most(gap(C, ProjectionMemory(LegS(4)).project(signal, TIME)), 1e-10, "C_M against C_H")
+
+
+@check("app. A.6, why tau-dependent metrics are obstructive", "K_M does not factor as C -> G C M'")
+def tau_dependent_obstruction() -> Finding:
+    """Falsified if the best matrix M' brings G (x) M' close to the operator K_M."""
+    return at_least(_metric_only().factor_gap(TIME), 0.05, "min over M' of ||K_M - G (x) M'|| / ||K_M||")
+
+
+def _blind_rate(moments: str) -> float:
+    """Largest ||C'(t)|| over unit signals g that are invisible at t: C(t) = 0 and g(t) = 0.
+
+    Under a closed law C' = F(t, C, f(t)), linear in (C, f), it is zero.
+    """
+    measure = LegS(3)
+    width = 2
+    shear = Transport(np.array([[0.0, 1.0], [0.0, 0.3]]), width)
+    metric_only = MetricOnly(measure, shear.metric, width)
+    coupled = ProjectionMemory(measure, shear)
+    # Polynomials of degree < 5 in each channel, orthonormal on [0, TIME].
+    wide = LegS(5)
+    probes = [lambda s, k=k, i=i: np.eye(width)[i] * wide._phi(TIME, np.asarray(s))[k] for k in range(5) for i in range(width)]
+    function = metric_only.moments if moments == "metric-only" else coupled.moments
+    columns = {t: np.stack([function(probe, t).ravel() for probe in probes], axis=1) for t in TIME + 0.05 * np.arange(-3, 4)}
+    middle = columns[min(columns, key=lambda t: abs(t - TIME))]
+    ordered = [columns[t] for t in sorted(columns)]
+    rate = sum(w * (ordered[3 + k] - ordered[3 - k]) for k, w in ((1, 0.75), (2, -0.15), (3, 1 / 60))) / 0.05
+    # C = K^{-1} b with b = 0, so C' = K^{-1} b'.
+    size = measure.N * width
+    solve = metric_only.operator(TIME).reshape(size, size) if moments == "metric-only" else np.eye(size)
+    ends = np.stack([probe(TIME) for probe in probes], axis=1)
+    invisible = np.linalg.svd(np.concatenate([middle, ends]))[2][size + width :].T
+    return float(np.linalg.norm(np.linalg.solve(solve, rate @ invisible), 2))
+
+
+@check("app. A.6", "Metric-only modifications do not close")
+def metric_only_does_not_close() -> Finding:
+    """Falsified if every signal with C_M(t) = 0 and f(t) = 0 had C_M'(t) = 0, as a closed law would demand."""
+    return at_least(_blind_rate("metric-only"), 0.02, "||C_M'|| of a unit signal with C_M = 0 and f(t) = 0")
+
+
+@check("app. A.6", "Coupling the metric with the family restores closure")
+def coupled_transport_closes() -> Finding:
+    """Falsified if a signal with C_S(t) = 0 and f(t) = 0 moved C_S."""
+    return at_most(_blind_rate("coupled"), 1e-6, "||C_S'|| of unit signals with C_S = 0 and f(t) = 0")

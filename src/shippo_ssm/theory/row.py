@@ -1,0 +1,84 @@
+"""A row of the table that `shippo verify` prints, and the registry of checks.
+
+A check is a function without arguments that measures one statement of the paper. It returns what `at_most` or
+`at_least` gives it: a number, the bound it must respect, and in words what was measured. The decorator `check` adds the
+statement and puts the function into `CHECKS` under its own name."""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal, SupportsFloat
+
+Sense = Literal["<=", ">="]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Finding:
+    """A measured number and the bound it must respect."""
+
+    measured: str
+    """What the number is."""
+    residual: float
+    bound: float
+    sense: Sense
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Row:
+    """One statement, measured."""
+
+    name: str
+    """Name of the check: a key of `CHECKS`."""
+    statement: str
+    """The statement, by the paper's own title."""
+    place: str
+    """Where it stands in the paper."""
+    measured: str
+    residual: float
+    bound: float
+    sense: Sense
+    """ "<=": the statement holds when the residual is at most the bound; ">=": a distance that must stay away from zero."""
+
+    @property
+    def holds(self) -> bool:
+        """Whether the residual respects the bound; a number that is not finite never does."""
+        if not math.isfinite(self.residual):
+            return False
+        return self.residual <= self.bound if self.sense == "<=" else self.residual >= self.bound
+
+
+Check = Callable[[], Row]
+
+CHECKS: dict[str, Check] = {}
+"""Name -> check, in the order of the paper."""
+
+
+def at_most(residual: SupportsFloat, bound: float, measured: str) -> Finding:
+    """The statement holds when `residual` <= `bound`."""
+    return Finding(measured=measured, residual=float(residual), bound=bound, sense="<=")
+
+
+def at_least(residual: SupportsFloat, bound: float, measured: str) -> Finding:
+    """The statement holds when `residual` >= `bound`: it says that something is not zero."""
+    return Finding(measured=measured, residual=float(residual), bound=bound, sense=">=")
+
+
+def check(place: str, statement: str) -> Callable[[Callable[[], Finding]], Check]:
+    """Registers a check of `statement`, which stands at `place` in the paper."""
+
+    def register(function: Callable[[], Finding]) -> Check:
+        @functools.wraps(function)
+        def run() -> Row:
+            found = function()
+            return Row(
+                name=function.__name__, statement=statement, place=place, measured=found.measured,
+                residual=found.residual, bound=found.bound, sense=found.sense,
+            )  # fmt: skip
+
+        CHECKS[function.__name__] = run
+        return run
+
+    return register
