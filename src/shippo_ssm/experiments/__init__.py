@@ -12,7 +12,14 @@ if TYPE_CHECKING:
     from shippo_ssm.experiments.core import Experiment
 
 # Name on the command line -> module in this folder. Modules load on first use.
-_MODULES = {"paired": "paired", "projection": "projection", "groups": "groups"}
+_MODULES = {
+    "paired": "paired",
+    "projection": "projection",
+    "groups": "groups",
+    "mqar": "mqar",
+    "suffix": "suffix",
+    "rotation": "rotation",
+}
 
 
 def names() -> tuple[str, ...]:

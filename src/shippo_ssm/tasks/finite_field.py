@@ -1,10 +1,11 @@
 """Linear algebra over F_q for small prime q, batched: elimination, inverses, and the finest block form of a set of matrices.
 
-Data path: matrices are integer arrays [.., P, P] with entries 0 .. q - 1 that act on row vectors, v -> v M. `reduce_rows` brings a
-batch to reduced row echelon form; ranks, inverses, null spaces and spans follow from it. `decompose` answers the question of the
-collapse criterion (paper section 3.3) over F_q: which block diagonal form do all matrices M_k of a set share? Its answer comes from the commutant
-{X : X M_k = M_k X}, as over the reals. By Fitting's lemma an element X of it splits F_q^P into ker X^P and im X^P, and both are invariant;
-a piece cannot be split further when every element of its commutant is nilpotent or invertible.
+Data path: matrices are integer arrays [.., P, P] with entries 0 .. q - 1 that act on row vectors, v -> v M. `reduce_rows`
+brings a batch to reduced row echelon form; ranks, inverses, null spaces and spans follow from it. `decompose` answers the
+question of the collapse criterion (paper section 3.3) over F_q: which block diagonal form do all matrices M_k of a set share?
+Its answer comes from the commutant {X : X M_k = M_k X}, as over the reals. By Fitting's lemma an element X of it splits F_q^P
+into ker X^P and im X^P, and both are invariant; a piece cannot be split further when every element of its commutant is
+nilpotent or invertible.
 """
 
 from __future__ import annotations
@@ -123,9 +124,9 @@ def algebra(matrices: np.ndarray, modulus: int) -> np.ndarray:
 
 
 def is_irreducible(matrices: np.ndarray, modulus: int) -> bool:
-    """Whether no proper nonzero subspace of F_q^P is invariant: every single vector v, up to a factor, spins to the whole space.
+    """Whether no proper nonzero subspace of F_q^P is invariant: every vector, up to a factor, spins to the whole space.
 
-    The vectors are all tried, (q^P - 1) / (q - 1) of them; Burnside's count (an algebra of dimension P^2) shortens the usual case.
+    All (q^P - 1) / (q - 1) of them are tried; Burnside's count, an algebra of dimension P^2, shortens the usual case.
     """
     width = matrices.shape[-1]
     words = algebra(matrices, modulus)

@@ -1,17 +1,18 @@
 """Transport-MQAR: multi-query associative recall where later operations act on everything already stored (paper, appendix E).
 
-One position holds one event: BIND(key, value) stores a value of F_31^4 under a key, OP(id) multiplies every stored value by an invertible
-matrix of the library from the right, QUERY(key) asks for the value of a key as it stands now. With A_t the matrix of position t (the identity unless
-the event is an OP), a key bound to v at position s and asked at position t has the answer
+One position holds one event: BIND(key, value) stores a value of F_31^4 under a key, OP(id) multiplies every stored value by
+an invertible matrix of the library from the right, QUERY(key) asks for the value of a key as it stands now. With A_t the
+matrix of position t (the identity unless the event is an OP), a key bound to v at position s and asked at position t has the
+answer
 
     target = v A_{s+1} .. A_t = (v V_s^{-1}) V_t  mod 31,       V_t = A_1 .. A_t,
 
 so that the generator carries one frame V_t [4, 4] per example instead of all stored values.
 
-Data path: `TransportMQAR(library=..., length=T)` is the task; `task.batch(indices, split)` draws examples as `Events`, tensors [B, T] and [B, T, 4]; example
-`index` of a split is a function of (seed, split, index) alone, and a shorter example is the beginning of a longer one. `events.tokens` [B, T, 7] is what a model sees,
-logits [B, T, 4, 31] are what it answers, and `task.evaluate(model)` scores any such callable, beside a predictor that knows only coordinates
-that no operation has touched.
+Data path: `TransportMQAR(library=..., length=T)` is the task; `task.batch(indices, split)` draws examples as `Events`,
+tensors [B, T] and [B, T, 4]; example `index` of a split is a function of (seed, split, index) alone, and a shorter example is
+the beginning of a longer one. `events.tokens` [B, T, 7] is what a model sees, logits [B, T, 4, 31] are what it answers, and
+`task.evaluate(model)` scores any such callable, beside a predictor that knows only coordinates that no operation has touched.
 """
 
 from __future__ import annotations
@@ -47,8 +48,8 @@ def operation_library(name: str) -> np.ndarray:
 
     nonreducible  the 12 transvections I + E_ij and diag(3, 1, 1, 1): together they generate GL(4, F_31)
     diagonal      scalings of single coordinates by 3, 9 and 1/3, and of all by 3: they commute
-    blocks        transvections, their inverses and scalings inside the planes (1, 2) and (3, 4): they do not commute, but never mix the planes
-    rotation      the 12 quarter turns of coordinate planes and the identity: also real matrices, so a real right action can be exact
+    blocks        transvections, their inverses and scalings in the planes (1, 2) and (3, 4), which they never mix
+    rotation      the 12 quarter turns of coordinate planes and the identity: a real right action can be exact
     none          13 times the identity: plain recall, with operations as idle tokens
 
     Example:
@@ -76,7 +77,9 @@ def operation_library(name: str) -> np.ndarray:
         operations += [scaling(root, i) for i in range(WIDTH)] + [transvection(0, 1) @ transvection(2, 3)]
     elif name == "rotation":
         # Rows i and j of the identity change places, one of them with its sign turned: (a, b) -> (-b, a).
-        operations = [eye - np.diag(eye[i] + eye[j]) + np.outer(eye[i], eye[j]) - np.outer(eye[j], eye[i]) for i, j in pairs] + [eye]
+        operations = [
+            eye - np.diag(eye[i] + eye[j]) + np.outer(eye[i], eye[j]) - np.outer(eye[j], eye[i]) for i, j in pairs
+        ] + [eye]
     elif name == "none":
         operations = [eye] * 13
     else:
@@ -202,7 +205,8 @@ class TransportMQAR:
     def batch(self, indices: Iterable[int], split: str = "train") -> Events:
         """The examples with these indices.
 
-        Training and evaluation cannot meet: an example reads its own block of one counter-based random stream, and the split is part of the counter.
+        Training and evaluation cannot meet: an example reads its own block of one counter-based random stream, and the
+        split is part of the counter.
 
         Args:
             indices: B numbers below 2^64, for instance range(step * B, (step + 1) * B).
@@ -237,7 +241,13 @@ class TransportMQAR:
         )
 
     def evaluate(
-        self, model: Callable[[Tensor], Tensor], num_examples: int = 640, batch_size: int = 16, *, device: str | torch.device = "cpu"
+        self,
+        model: Callable[[Tensor], Tensor],
+        num_examples: int = 640,
+        batch_size: int = 16,
+        *,
+        device: str | torch.device = "cpu",
+        on_batch: Callable[[int], None] = lambda num_done: None,
     ) -> Scores:
         """Scores of a model on the first `num_examples` examples of the evaluation split.
 
@@ -246,6 +256,7 @@ class TransportMQAR:
             num_examples: examples in all.
             batch_size: examples per call.
             device: where the tokens are put.
+            on_batch: told the number of examples done after each batch.
         """
         counts = torch.zeros(len(OPERATION_BINS), 5, dtype=torch.float64)
         for start in range(0, num_examples, batch_size):
@@ -254,8 +265,11 @@ class TransportMQAR:
                 logits = model(events.tokens.to(device))
             if logits.shape != (*events.target.shape, MODULUS):
                 expected = (*events.target.shape, MODULUS)
-                raise ValueError(f"model returned logits of shape {tuple(logits.shape)}; expected {expected}, one score per class")
+                raise ValueError(
+                    f"model returned logits of shape {tuple(logits.shape)}; expected {expected}, one score per class"
+                )
             counts += count_answers(logits.argmax(-1).cpu(), events)
+            on_batch(min(start + batch_size, num_examples))
         return scores_of(counts)
 
     def picture(self, index: int, split: str = "eval") -> str:
@@ -351,7 +365,8 @@ def _describe(operation: np.ndarray) -> str:
 
 
 def count_answers(answers: Tensor, events: Events) -> Tensor:
-    """Sums over the queries of each bin: queries, right coordinates / 4, exact answers, and the last two for the untouched-coordinates predictor, [bins, 5].
+    """Sums over the queries of each bin, [bins, 5]: queries, right coordinates / 4, exact answers, and the last two for the
+    untouched-coordinates predictor.
 
     Args:
         answers: [B, T, 4] classes.
@@ -362,7 +377,9 @@ def count_answers(answers: Tensor, events: Events) -> Tensor:
     # An unknown coordinate is guessed: right once in 31.
     known = events.untouched[asked].double()
     known = known + (1 - known) / MODULUS
-    columns = torch.stack([torch.ones(len(right), dtype=torch.float64), right.mean(-1), right.prod(-1), known.mean(-1), known.prod(-1)], -1)
+    columns = torch.stack(
+        [torch.ones(len(right), dtype=torch.float64), right.mean(-1), right.prod(-1), known.mean(-1), known.prod(-1)], -1
+    )
     edges = torch.tensor(OPERATION_BINS)
     bins = torch.bucketize(events.operations_since[asked], edges, right=True) - 1
     return torch.zeros(len(edges), 5, dtype=torch.float64).index_add_(0, bins, columns)
