@@ -127,14 +127,19 @@ class Shippo(nn.Module):
         self.out_proj = nn.Linear(d_inner, d_model, bias=bias, **place)
         for parameter in self.sensitive_parameters():
             parameter._no_weight_decay = True  # pyright: ignore[reportAttributeAccessIssue]
-        self.reset_own_parameters()
+        self.reset_parameters()
         # A layer asked for in half precision keeps its sensitive parameters in float32 as well.
         if compute_dtype(self.drift_log.dtype) != self.drift_log.dtype:
             for parameter in self.sensitive_parameters():
                 parameter.data = parameter.data.float()
 
-    def reset_own_parameters(self) -> None:
-        """Start drift, skip and initial memory; submodules start themselves."""
+    def reset_parameters(self) -> None:
+        """Start anew: projections and convolution as linear layers do, drift as `drift_init` says, steps and coordinates as the
+        controller does."""
+        self.in_proj.reset_parameters()
+        self.conv.reset_parameters()
+        self.controller.reset_parameters()
+        self.out_proj.reset_parameters()
         with torch.no_grad():
             for index, drift in enumerate(initial_drift(self.drift_init, self.d_state)):
                 self.drift_log[:, index] = -drift

@@ -1,9 +1,23 @@
-"""Models: the sequence model of the experiments and its baselines, checkpoints, and the Hugging Face model (`models.hf`)."""
+"""Models: the sequence model of the experiments and its baselines, checkpoints, and the Hugging Face model.
 
+The names of `models.hf` (`ShippoConfig`, `ShippoModel`, `ShippoForCausalLM`) load transformers on first use.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+from shippo_ssm.models.checkpoint import load_checkpoint, read_checkpoint, save_checkpoint
 from shippo_ssm.models.controls import FreeMixer, GRUMixer
 from shippo_ssm.models.parameters import PAPER_CONFIGS, count_parameters, parameter_rows, parameter_table
 from shippo_ssm.models.sequence import MIXERS, Heads, SequenceConfig, SequenceModel
 from shippo_ssm.models.transformer import AttentionCache, TransformerBlock
+
+if TYPE_CHECKING:
+    from shippo_ssm.models.hf import ShippoConfig as ShippoConfig
+    from shippo_ssm.models.hf import ShippoForCausalLM as ShippoForCausalLM
+    from shippo_ssm.models.hf import ShippoModel as ShippoModel
 
 __all__ = [
     "MIXERS",
@@ -16,6 +30,15 @@ __all__ = [
     "SequenceModel",
     "TransformerBlock",
     "count_parameters",
+    "load_checkpoint",
     "parameter_rows",
     "parameter_table",
+    "read_checkpoint",
+    "save_checkpoint",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    if name in ("ShippoConfig", "ShippoModel", "ShippoForCausalLM"):
+        return getattr(importlib.import_module("shippo_ssm.models.hf"), name)
+    raise AttributeError(f"module 'shippo_ssm.models' has no attribute {name!r}")
