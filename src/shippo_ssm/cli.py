@@ -1,7 +1,8 @@
 """The command `shippo`: every table, figure, check and benchmark of the project behind one word each.
 
-Commands import what they need when they run, so that `shippo --help` is quick. What a user can get wrong (a `ValueError`, a missing file,
-an extra that is not installed) is printed as one line with the remedy, exit code 2; Ctrl-C is 130.
+Commands import what they need when they run, so that `shippo --help` is quick. What a user can get wrong (a
+`ValueError`, a missing file, an extra that is not installed) is printed as one line with the remedy, exit code 2;
+Ctrl-C is 130.
 """
 
 from __future__ import annotations
@@ -272,7 +273,7 @@ def inspect(
 
 
 def _plain(row: Any) -> dict[str, Any]:
-    """A row of `collapse_of_model` (mapping, named tuple or dataclass) as a flat dictionary that prints; tensors by their shape."""
+    """A row of `collapse_of_model` (mapping, named tuple or dataclass) as a dictionary that prints; tensors by their shape."""
     import dataclasses
 
     if dataclasses.is_dataclass(row):

@@ -1,6 +1,7 @@
 """The paper's tables and figures, each from one command: claim, protocol, numbers, verdict.
 
-`names()` lists the experiments and `get(name)` loads one. An experiment file defines `EXPERIMENT`, an `Experiment`; a new one is added by a line in `_MODULES`.
+`names()` lists the experiments and `get(name)` loads one. An experiment file defines `EXPERIMENT`, an `Experiment`; a
+new one is added by a line in `_MODULES`.
 """
 
 from __future__ import annotations

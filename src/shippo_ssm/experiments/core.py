@@ -1,14 +1,16 @@
 """What an experiment is: a claim, a protocol, rows to train, and a verdict on what came out.
 
-An experiment file builds frozen configurations, one per row of a table, as variants (`dataclasses.replace`) of one base configuration, and gives
-a function that trains one row for some seeds. The runner (`runner.py`) cuts the rows into units, a unit being a row and the seeds
-that are trained together, and hands each unit a `Session`, the only thing a training loop knows of checkpoints and progress:
+An experiment file builds frozen configurations, one per row of a table, as variants (`dataclasses.replace`) of one
+base configuration, and gives a function that trains one row for some seeds. The runner (`runner.py`) cuts the rows
+into units, a unit being a row and the seeds that are trained together, and hands each unit a `Session`, the only
+thing a training loop knows of checkpoints and progress:
 
     state = session.restore()            # None, or (tensors, meta) of the last checkpoint
     session.save(tensors, meta)          # atomic; the run continues from here after a kill
     session.report(step, steps, nmse=...)
 
-It returns a `RowResult` with one number per seed for every metric. The runner joins the units of a row, in the order of their seeds.
+It returns a `RowResult` with one number per seed for every metric. The runner joins the units of a row, in the order
+of their seeds.
 """
 
 from __future__ import annotations

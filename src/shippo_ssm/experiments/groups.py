@@ -1,10 +1,12 @@
 """Group-local audit (paper: tab:app-group-audit): what a right action restricted to blocks can and cannot do.
 
-Claim. Group size 4 is full transport at d = 4. Group size 2 cuts the true right action (R_b moves channel 2 to 3, across the blocks), so the oracle fails
-completely, while learned maps around the memory recode the task into the blocks that are left. A limitation of the grouping, not evidence for it.
+Claim. Group size 4 is full transport at d = 4. Group size 2 cuts the true right action (R_b moves channel 2 to 3,
+across the blocks), so the oracle fails completely, while learned maps around the memory recode the task into the
+blocks that are left. A limitation of the grouping, not evidence for it.
 
-Protocol. The paired task and training of `paired.py`, 3 seeds, 8 evaluation batches; group size 2 keeps the 2 x 2 diagonal blocks of the generated R_t. The raw off-block ratio is
-||off-block part of R||_F / ||R||_F over the operation tokens of 512 audit examples, squares summed before the root, R_t taken before the cut.
+Protocol. The paired task and training of `paired.py`, 3 seeds, 8 evaluation batches; group size 2 keeps the 2 x 2
+diagonal blocks of the generated R_t. The raw off-block ratio is ||off-block part of R||_F / ||R||_F over the
+operation tokens of 8 batches of 512 audit examples, squares summed before the root, R_t taken before the cut.
 
 Expected. Oracle: 1 at group size 2 with ratio 0.10. Learned: at most 1e-3 at both sizes.
 """
@@ -68,7 +70,7 @@ EXPERIMENT = Experiment(
     name="groups",
     title="Group-local audit",
     claim="Cut into groups, the true right action fails and learned maps recode around the cut: grouping is a restriction.",
-    protocol="the paired task with group sizes 2 and 4, 20,000 steps, 3 seeds; off-block ratio on 512 audit examples",
+    protocol="the paired task with group sizes 2 and 4, 20,000 steps, 3 seeds; off-block ratio on 8 x 512 audit examples",
     tables=("groups",),
     wall_time="5 minutes",
     presets={"full": rows, "smoke": smoke},

@@ -2,13 +2,16 @@
 
     H_t = L_t H_{t-1} R_t + U_t,     U_t = r^{-1/2} sum_j b_j x_j^T at WRITE and 0 at operations,     y = O vec(H_3)
 
-with x_j = E_j^T v a learned front-end map of the payload, b_j a learned write vector, and L_t = exp(D^T phi_t) diagonal, emitted from the token's features
-phi_t = (one-hot generator, coefficient at that place) [2K]. L_t may exceed one. R_t is the identity ("none"), the task's own ("oracle"), exp(c A_g) with K learned generators
-("learned"), or exp of a generator that a small network emits from phi_t ("selective"); a group width below d keeps its diagonal blocks only.
+with x_j = E_j^T v a learned front-end map of the payload, b_j a learned write vector, and L_t = exp(D^T phi_t)
+diagonal, emitted from the token's features phi_t = (one-hot generator, coefficient at that place) [2K]. L_t may
+exceed one. R_t is the identity ("none"), the task's own ("oracle"), exp(c A_g) with K learned generators ("learned"),
+or exp of a generator that a small network emits from phi_t ("selective"); a group width below d keeps its diagonal
+blocks only.
 
-Two ways through the same equation. Training uses that diagonal factors commute and the readout is linear: with l = exp(D^T (phi_1 + phi_2)) the answer is
-O vec(l * (b x^T R_1 R_2)) and the difference of a pair is O vec(l * (b x^T (R_1 R_2 - R_2 R_1))), no state is formed per token. Evaluation takes neither
-shortcut: it runs both orders token by token through `scan.block_affine_scan` with right actions from `actions.expm`.
+Two ways through the same equation. Training uses that diagonal factors commute and the readout is linear: with l =
+exp(D^T (phi_1 + phi_2)) the answer is O vec(l * (b x^T R_1 R_2)) and the difference of a pair is O vec(l * (b x^T
+(R_1 R_2 - R_2 R_1))), no state is formed per token. Evaluation takes neither shortcut: it runs both orders token by
+token through `scan.block_affine_scan` with right actions from `actions.expm`.
 
 Shapes: S seeds, M examples, d channels, N state order, K generators, r write rank.
 """
@@ -56,6 +59,7 @@ class PairedConfig(RowConfig):
     eval_batches: int = 16
     eval_every: int = 1000
     audit_examples: int = 512
+    """Examples of one audit batch; there are `eval_batches` of them."""
     learning_rate: float = 3e-4
     weight_decay: float = 1e-2
     clip: float = 1.0
@@ -80,7 +84,7 @@ class PairedConfig(RowConfig):
 
 
 class Batch(NamedTuple):
-    """Ordinary examples and pairs of some steps, stacked over seeds: [S, steps, ..] or [S, ..]; ordinary first on the example axis."""
+    """Ordinary examples, then pairs, of some steps, stacked over seeds: [S, steps, ..], or [S, ..] for one step."""
 
     value: Tensor  # [.., 2M, d]
     features: Tensor  # [.., 2M, 2, 2K], phi of both operations
@@ -106,7 +110,7 @@ class MatrixState:
     def __init__(self, config: PairedConfig, seeds: tuple[int, ...]) -> None:
         self.config, self.seeds, self.task = config, seeds, config.task
         d, order, generators, rank = config.width, config.d_state, config.num_generators, config.rank
-        shapes = {"front": (d, rank * d), "write": (rank, order), "left": (2 * generators, order), "readout": (order * d, d)}
+        shapes = {"front": (rank, d, d), "write": (rank, order), "left": (2 * generators, order), "readout": (order * d, d)}
         if config.right == "learned":
             shapes["generators"] = (generators, d, d)
         if config.right == "selective":
@@ -121,8 +125,8 @@ class MatrixState:
         self.pairs = stack_seeds(lambda seed: self.task.draw_pairs(stream(seed, EVAL, 1), size), seeds)
 
     def init(self, seed: int) -> dict[str, Tensor]:
-        """Parameters of one seed: random maps at the usual scales, right generators zero or near it unless `start` says otherwise."""
-        config, rng = self.config, stream(seed, INIT)
+        """Parameters of one seed: random maps at the usual scales, right generators as `start` says or near zero."""
+        config = self.config
         scales = {
             "front": config.width**-0.5,
             "write": config.d_state**-0.5,
@@ -132,8 +136,10 @@ class MatrixState:
             "hidden": (2 * config.num_generators) ** -0.5,
             "emit": 0.1 * config.controller_width**-0.5,
         }
+        # A stream for each parameter, so that rows of one seed differ in what their configuration changes and in nothing else.
         parameters = {
-            name: scales.get(name, 0.0) * torch.randn(shape, generator=rng) for name, shape in self.layout.shapes.items()
+            name: scales.get(name, 0.0) * torch.randn(shape, generator=stream(seed, INIT, *name.encode()))
+            for name, shape in self.layout.shapes.items()
         }
         if config.right == "learned" and config.start == "true":
             parameters["generators"] = self.task.generators
@@ -145,7 +151,7 @@ class MatrixState:
         return torch.cat([hot, hot * examples.coef.unsqueeze(-1)], -1)
 
     def right_input(self, examples: Examples) -> Tensor:
-        """Data that the right action is made from: the oracle's R itself, or the powers c^k, k = 1.., at the place of the generator."""
+        """What the right action is made from: the oracle's R itself, or the powers c^k, k = 1.., at the generator's place."""
         kind = self.config.right
         if kind == "oracle":
             return self.task.right(examples) * self.blocks
@@ -189,15 +195,15 @@ class MatrixState:
 
     def loss(self, parameters: dict[str, Tensor], block: Batch, offset: int) -> Tensor:
         """NMSE of the ordinary examples + pair_weight x NMSE of the pair differences, per seed."""
-        config = self.config
-        size, (rank, d) = config.batch, (config.rank, config.width)
+        config, size = self.config, self.config.batch
         batch = Batch(*(part[:, offset] for part in block))
-        left = torch.exp(torch.bmm(batch.features.sum(2), parameters["left"]))
-        value = torch.bmm(batch.value, parameters["front"]).view(len(self.seeds), 2 * size, rank, d)
         if config.right == "none":
-            # Without a right action the difference of a pair is zero whatever the parameters: its loss is one, its gradient zero.
-            answer = self.read(parameters, left[:, :size], value[:, :size])
-            return nmse(answer, batch.target[:, :size]) + config.pair_weight
+            # The difference of a pair is zero whatever the parameters: its loss is one and its gradient zero.
+            batch = Batch(*(part[:, :size] for part in batch))
+        left = torch.exp(torch.bmm(batch.features.sum(2), parameters["left"]))
+        value = self.front(parameters, batch.value)
+        if config.right == "none":
+            return nmse(self.read(parameters, left, value), batch.target) + config.pair_weight
         first, second = self.training_right(parameters, batch).unsqueeze(3).unbind(2)
         forth = transport(transport(value, first), second)
         back = transport(transport(value[:, size:], second[:, size:]), first[:, size:])
@@ -205,6 +211,12 @@ class MatrixState:
         output = self.read(parameters, left, moved)
         ordinary = nmse(output[:, :size], batch.target[:, :size])
         return ordinary + config.pair_weight * nmse(output[:, size:], batch.target[:, size:])
+
+    def front(self, parameters: dict[str, Tensor], value: Tensor) -> Tensor:
+        """x_j = E_j^T v, [S, M, d] -> [S, M, r, d]."""
+        if self.config.rank == 1:
+            return torch.bmm(value, parameters["front"].squeeze(1)).unsqueeze(2)
+        return torch.einsum("smd,sjde->smje", value, parameters["front"])
 
     def read(self, parameters: dict[str, Tensor], left: Tensor, value: Tensor) -> Tensor:
         """O vec(l * r^{-1/2} sum_j b_j x_j^T), from l [S, M, N] and x [S, M, r, d]."""
@@ -230,9 +242,8 @@ class MatrixState:
 
     def answer(self, parameters: dict[str, Tensor], examples: Examples, right: Tensor | None) -> Tensor:
         """y [S, M, d], token by token: WRITE(v), then the two operations with `right` [S, M, 2, d, d] (`None`: identity)."""
-        config = self.config
-        value = torch.bmm(examples.value, parameters["front"]).unflatten(-1, (config.rank, config.width))
-        source = torch.einsum("sjn,smjd->smnd", parameters["write"], value) / math.sqrt(config.rank)
+        value = self.front(parameters, examples.value)
+        source = torch.einsum("sjn,smjd->smnd", parameters["write"], value) / math.sqrt(self.config.rank)
         update = torch.nn.functional.pad(source.unsqueeze(2), (0, 0, 0, 0, 0, 2))
         left = torch.exp(torch.einsum("smtk,skn->smtn", self.features(examples), parameters["left"]))
         left = torch.nn.functional.pad(left, (0, 0, 1, 0), value=1.0)
@@ -269,7 +280,7 @@ class MatrixState:
 
     def off_block_ratio(self, parameters: dict[str, Tensor]) -> list[float]:
         """||off-block part of R||_F / ||R||_F on the audit examples, squares summed over operation tokens before the root."""
-        count = self.config.audit_examples
+        count = self.config.audit_examples * self.config.eval_batches
         examples = stack_seeds(lambda seed: self.task.draw(stream(seed, AUDIT), count), self.seeds)
         right = self.right(parameters, examples)
         if right is None:

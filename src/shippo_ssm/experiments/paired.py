@@ -1,12 +1,16 @@
-"""Paired noncommutative transport (paper: tab:paired-transport, tab:right-transport-parameterizations, fig:main-evidence).
+"""Paired noncommutative transport (paper: tab:paired-transport, tab:right-transport-parameterizations, fig:main-
+evidence).
 
-Claim. Writing more at the current step does not replace acting later on what is stored: without a right action the error of the paired difference
-stays at one for every write rank, with one it vanishes, and replacing R_t by the identity in the trained model brings it back to one.
+Claim. Writing more at the current step does not replace acting later on what is stored: without a right action the
+error of the paired difference stays at one for every write rank, with one it vanishes, and replacing R_t by the
+identity in the trained model brings it back to one.
 
-Protocol. d = 4, N = 16, K = 2, depth 2; AdamW 3e-4, weight decay 1e-2, gradient norm clipped at 1 for each seed; 20,000 steps of 128 ordinary examples and
-128 pairs, fresh each step; loss NMSE + 5 x pair NMSE; 5 seeds; the last step, evaluated on 2,048 examples and 2,048 pairs.
+Protocol. d = 4, N = 16, K = 2, depth 2; AdamW 3e-4, weight decay 1e-2, gradient norm clipped at 1 for each seed;
+20,000 steps of 128 ordinary examples and 128 pairs, fresh each step; loss NMSE + 5 x pair NMSE; 5 seeds; the last
+step, evaluated on 2,048 examples and 2,048 pairs.
 
-Expected. No-right: pair NMSE 1, NMSE falling with rank towards the order-averaged bound 2.1e-4. Oracle: pair NMSE at most 2.4e-7. Learned and selective: at most 1e-4.
+Expected. No-right: pair NMSE 1, NMSE falling with rank towards the order-averaged bound 2.1e-4. Oracle: pair NMSE at
+most 2.4e-7. Learned and selective: at most 1e-4.
 """
 
 from __future__ import annotations
@@ -47,7 +51,7 @@ def smoke() -> tuple[PairedConfig, ...]:
 
 
 def solve(config: PairedConfig, seeds: tuple[int, ...]) -> RowResult:
-    """The recurrence with the true right actions and nothing to learn: v written into a memory of order one and read as it is."""
+    """The recurrence with the true right actions and nothing to learn: v is written into a memory of order one and read."""
     task, size = config.task, config.eval_batches * config.batch
 
     def answer(examples: Examples) -> torch.Tensor:

@@ -1,9 +1,12 @@
-"""Run an experiment: cut it into units, train them in one or several processes, keep what is finished, show how far it is.
+"""Run an experiment: cut it into units, train them in one or several processes, keep what is finished, show how far
+it is.
 
-A unit is a row and the seeds that train together. Units are handed to `jobs` worker processes as they become free; a worker writes its own checkpoints
-and its own result file and sends progress back. The numbers depend on neither the number of workers nor on interruptions.
+A unit is a row and the seeds that train together. Units are handed to `jobs` worker processes as they become free; a
+worker writes its own checkpoints and its own result file and sends progress back. The numbers depend on neither the
+number of workers nor on interruptions.
 
-`run` returns the result it wrote to `result.json`. Ctrl-C ends the workers; what they had saved is where `resume=True` continues.
+`run` returns the result it wrote to `result.json`. Ctrl-C ends the workers; what they had saved is where
+`resume=True` continues.
 """
 
 from __future__ import annotations

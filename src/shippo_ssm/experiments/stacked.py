@@ -1,11 +1,12 @@
 """All seeds of a row as one model: parameters [S, n], one AdamW step for all, and each seed as if it were alone.
 
-The controlled models of the paper have a few hundred parameters; a training step of one is all overhead. So the S seeds of a row
-are stacked: every parameter has a leading seed axis, all parameters of a seed are one row of a matrix `flat` [S, n], and the optimiser is a dozen
-operations on that matrix. Seeds never mix: each has its own random streams, its own loss, its own gradient norm for clipping.
+The controlled models of the paper have a few hundred parameters; a training step of one is all overhead. So the S
+seeds of a row are stacked: every parameter has a leading seed axis, all parameters of a seed are one row of a matrix
+`flat` [S, n], and the optimiser is a dozen operations on that matrix. Seeds never mix: each has its own random
+streams, its own loss, its own gradient norm for clipping.
 
-Data path of a step: `flat` is split into named parameters [S, ..]; the problem's `loss` gives [S]; the gradient of its sum is [S, n], whose row s is
-the gradient of seed s; it is clipped row by row and fed to AdamW.
+Data path of a step: `flat` is split into named parameters [S, ..]; the problem's `loss` gives [S]; the gradient of
+its sum is [S, n], whose row s is the gradient of seed s; it is clipped row by row and fed to AdamW.
 """
 
 from __future__ import annotations
@@ -29,9 +30,10 @@ def nmse(prediction: Tensor, target: Tensor, floor: float = 1e-8) -> Tensor:
 
 
 def r_squared(prediction: Tensor, target: Tensor) -> Tensor:
-    """1 - sum ||prediction - target||^2 / sum ||target - mean||^2, the mean over examples for each coordinate; [S, B, ..] -> [S].
+    """1 - sum ||prediction - target||^2 / sum ||target - mean||^2, the mean over examples per coordinate; [S, B, ..] -> [S].
 
-    Predicting zero therefore scores slightly below zero, by the squared mean of the sample: the paper's no-right rows show -1.5e-3.
+    Predicting zero therefore scores slightly below zero, by the squared mean of the sample: -1.5e-3 in the paper's no-right
+    rows.
     """
     error = (prediction - target).square().flatten(1).sum(1)
     return 1 - error / (target - target.mean(1, keepdim=True)).square().flatten(1).sum(1)
@@ -125,8 +127,8 @@ def train_stack(
 
     A checkpoint is written at each evaluation, and every `SAVE_SECONDS` where evaluations are rarer.
 
-    The numbers do not depend on where the run was interrupted: data are functions of (seed, block), so parameters, moments, the step and the
-    curves are the whole state. They do not depend on the number of threads either, because a stack runs on one.
+    The numbers do not depend on where the run was interrupted: data are functions of (seed, block), so parameters, moments,
+    the step and the curves are the whole state. They do not depend on the number of threads either: a stack runs on one.
 
     Returns:
         The metrics of the last step and the learning curves, one number per seed.

@@ -7,8 +7,8 @@ A run lives in one folder:
     runs/NAME/checkpoints/...        one safetensors file per unfinished unit
     runs/NAME/result.json            the rows put together; all that `table` and `figure` read
 
-Every file is written to a temporary name, flushed to disk and renamed, so that a kill at any moment leaves the old file or the new one.
-Nothing is ever unpickled: tensors are safetensors, everything else is JSON.
+Every file is written to a temporary name, flushed to disk and renamed, so that a kill at any moment leaves the old
+file or the new one. Nothing is ever unpickled: tensors are safetensors, everything else is JSON.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Tables: our numbers over the paper's, with a verdict per row, as text, Markdown, LaTeX or plain data.
 
-Data path: a `Result` (from the result file) and the paper's numbers (`paper_numbers.json`) become a list of `Line`s, two per row, "ours" and "paper";
-the renderers only lay them out.
+Data path: a `Result` (from the result file) and the paper's numbers (`paper_numbers.json`) become a list of `Line`s,
+two per row, "ours" and "paper"; the renderers only lay them out.
 """
 
 from __future__ import annotations
@@ -76,8 +76,8 @@ def facts(experiment: Experiment, result: Result) -> str:
     steps = max((row.config.get("steps", 0) for row in result.rows.values()), default=0)
     tables = ", ".join(paper_numbers()[key]["label"] for key in experiment.tables)
     return (
-        f"{result.source}: preset {result.preset}, {steps} steps, {seeds} seed{'s' * (seeds != 1)}, mean ± sample standard deviation, "
-        f"{result.seconds / 60:.1f} minutes, torch {result.versions['torch']}; paper: {tables}"
+        f"{result.source}: preset {result.preset}, {steps} steps, {seeds} seed{'s' * (seeds != 1)}, "
+        f"mean ± sample standard deviation, {result.seconds / 60:.1f} minutes, torch {result.versions['torch']}; paper: {tables}"
     )
 
 

@@ -4,12 +4,13 @@ An example is three tokens, WRITE(v), OP(g_1, c_1), OP(g_2, c_2); its answer is 
 
     y = v^T R_{g_1}(c_1) R_{g_2}(c_2),     R_g(c) = exp(c G_g) = I + c G_g,
 
-with the elementary shears G_a = e_1 e_2^T and G_b = e_2 e_3^T. The shears do not commute: R_a R_b - R_b R_a = c_a c_b e_1 e_3^T.
-An ordinary example draws both generators independently (aa, ab, ba, bb). A pair is ab together with ba, of the same v and coefficients,
-and only a memory that can act on what it already stores tells the two apart.
+with the elementary shears G_a = e_1 e_2^T and G_b = e_2 e_3^T. The shears do not commute: R_a R_b - R_b R_a = c_a c_b
+e_1 e_3^T. An ordinary example draws both generators independently (aa, ab, ba, bb). A pair is ab together with ba, of
+the same v and coefficients, and only a memory that can act on what it already stores tells the two apart.
 
-Data path: `stream(seed, ...)` gives a random generator that depends on its arguments alone; `PairedTask.draw` and `draw_pairs` turn it into
-`Examples` (value [.., d], generator [.., 2], coef [.., 2]); `PairedTask.answer` gives y [.., d].
+Data path: `stream(seed, ...)` gives a random generator that depends on its arguments alone; `PairedTask.draw` and
+`draw_pairs` turn it into `Examples` (value [.., d], generator [.., 2], coef [.., 2]); `PairedTask.answer` gives y
+[.., d].
 """
 
 from __future__ import annotations

@@ -1,0 +1,114 @@
+"""Transported projection: predict the final coefficients of a memory whose channel frame is moved at every step
+(paper, appendix D).
+
+A sequence is white noise f_t [d] with operation coefficients rho_t [K]; its answer is the last state of the
+transported LegS memory
+
+    C_t = L C_{t-1} R_t + epsilon B f_t^T,     L = exp(epsilon A),     R_t = exp(sqrt(epsilon) sum_k rho_{t,k} G_k),
+
+with the (unscaled in time) LegS operator (A, B) of order N. The transport is a random walk, so its generator scales
+with the root of the step. The K generators, drawn once from the task's own seed, are half dense skew matrices of unit
+Frobenius norm and half elementary nilpotent ones e_i e_j^T.
+
+Data path: `draw` gives `Sequences` (signal [.., T, d], coef [.., T, K]); `answer` runs the recurrence in double
+precision, [.., N, d].
+"""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+
+class Sequences(NamedTuple):
+    """White noise and the coefficients of the transport."""
+
+    signal: Tensor  # [.., T, d]
+    coef: Tensor  # [.., T, K]
+
+
+def legs(order: int) -> tuple[Tensor, Tensor]:
+    """LegS: A_nk = -sqrt((2n+1)(2k+1)) below the diagonal, -(n+1) on it, B_n = sqrt(2n+1); [N, N] and [N] in float64."""
+    n = torch.arange(order, dtype=torch.float64)
+    root = torch.sqrt(2 * n + 1)
+    return -torch.tril(torch.outer(root, root), -1) - torch.diag(n + 1), root
+
+
+@functools.cache
+def _generators(width: int, count: int, seed: int) -> Tensor:
+    rng = torch.Generator().manual_seed(seed)
+    skew = torch.randn(count - count // 2, width, width, generator=rng, dtype=torch.float64)
+    skew = skew - skew.mT
+    skew = skew / skew.flatten(1).norm(dim=1)[:, None, None]
+    nilpotent = torch.zeros(count // 2, width, width, dtype=torch.float64)
+    places = torch.randperm(width * (width - 1), generator=rng)[: count // 2]
+    for generator, place in zip(nilpotent, places.tolist()):
+        i, j = divmod(place, width - 1)
+        generator[i, j + (j >= i)] = 1.0
+    return torch.cat([skew, nilpotent])
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ProjectionTask:
+    """The transported projection task.
+
+    Example:
+        >>> task = ProjectionTask(length=8)
+        >>> task.answer(task.draw(torch.Generator().manual_seed(0), 2)).shape
+        torch.Size([2, 16, 16])
+    """
+
+    width: int = 16
+    """Channels d."""
+    d_state: int = 16
+    """State order N."""
+    num_generators: int = 16
+    """K, half of them skew and half nilpotent."""
+    length: int = 256
+    coef_range: float = 0.15
+    epsilon: float = 0.05
+    generator_seed: int = 321
+
+    @property
+    def generators(self) -> Tensor:
+        """G [K, d, d] in float64."""
+        return _generators(self.width, self.num_generators, self.generator_seed)
+
+    @property
+    def left(self) -> Tensor:
+        """L = exp(epsilon A), [N, N] in float64."""
+        return torch.linalg.matrix_exp(self.epsilon * legs(self.d_state)[0])
+
+    @property
+    def write(self) -> Tensor:
+        """epsilon B, [N] in float64."""
+        return self.epsilon * legs(self.d_state)[1]
+
+    def draw(self, rng: torch.Generator, *shape: int) -> Sequences:
+        """Sequences with standard normal f and coefficients uniform in [-coef_range, coef_range]."""
+        signal = torch.randn(*shape, self.length, self.width, generator=rng)
+        coef = (torch.rand(*shape, self.length, self.num_generators, generator=rng) * 2 - 1) * self.coef_range
+        return Sequences(signal, coef)
+
+    def generator(self, sequences: Sequences) -> Tensor:
+        """log R_t = sqrt(epsilon) sum_k rho_{t,k} G_k, [.., T, d, d]."""
+        weights = self.epsilon**0.5 * self.generators.to(sequences.coef)
+        return (sequences.coef @ weights.flatten(1)).unflatten(-1, (self.width, self.width))
+
+    def answer(self, sequences: Sequences) -> Tensor:
+        """C_T [.., N, d] by the recurrence, step by step in double precision."""
+        exact = Sequences(*(part.double() for part in sequences))
+        right = torch.linalg.matrix_exp(self.generator(exact))
+        left, write = self.left, self.write
+        state = torch.zeros(*exact.signal.shape[:-2], self.d_state, self.width, dtype=torch.float64)
+        for t in range(self.length):
+            state = left @ state @ right[..., t, :, :] + write[:, None] * exact.signal[..., t, None, :]
+        return state.to(sequences.signal)
+
+    def untransported(self, sequences: Sequences) -> Tensor:
+        """The same recurrence with R_t = I, [.., N, d]: what a memory in fixed channel coordinates would hold."""
+        return self.answer(Sequences(sequences.signal, torch.zeros_like(sequences.coef)))
