@@ -39,6 +39,8 @@ CANDIDATE = 0.03
 CLUSTER_GAP = 0.02
 # An element known less well than this cannot be called nilpotent.
 LARGEST_BLUR = 0.05
+# tr(X^2) of a nilpotent element of unit norm, over the blur: noise of a tenth of `tol` gives less than this.
+NILPOTENT = 0.03
 # A family without noise is known up to this.
 EXACT = 1e-13
 # A split that leaves more than this outside its blocks is refused.
@@ -46,8 +48,6 @@ LARGEST_RESIDUAL = 1e-4
 # Random elements of the commutant that are tried before a block counts as one that does not split.
 TRIES = 8
 
-# A gap must be this much wider than the next one.
-RIVAL = 4.0
 # Balancing stops when a step keeps more than this share of the squared norm, or lifts the noise above this share of the norm.
 GAIN = 0.95
 NOISE_CEILING = 1e-4
@@ -204,13 +204,12 @@ def commutant(matrices: Array, floor: float, ceiling: float) -> Commutant:
 def widest_gap(values: Array, floor: float, ceiling: float) -> tuple[float, bool]:
     """The largest singular value that counts as zero, and whether a clear gap lies above it.
 
-    Values up to `floor` are zero, values above `ceiling` are not; between them the widest gap, as a ratio, decides.
+    Values up to `floor` are zero, values above `ceiling` are not; between them the widest gap, as a ratio, decides, and a
+    value that is left between the gap and `ceiling` is a doubt.
     """
     steps = [floor, *sorted(value for value in values if value > floor), max(CANDIDATE, MARGIN * ceiling)]
-    ratios = [(high / low, low) for low, high in itertools.pairwise(steps) if low <= ceiling]
-    ratios.sort(reverse=True)
-    clear = ratios[0][0] >= MARGIN and (len(ratios) == 1 or ratios[0][0] >= RIVAL * ratios[1][0])
-    return ratios[0][1], clear
+    ratio, edge = max((high / low, low) for low, high in itertools.pairwise(steps) if low <= ceiling)
+    return edge, bool(ratio >= MARGIN and not any(edge < value <= ceiling for value in steps))
 
 
 def invariant_subspaces(element: Array, widest: bool) -> list[Array]:
@@ -258,7 +257,8 @@ def split_in_frame(matrices: Array, frame: Array, floor: float, ceiling: float) 
     values, vectors = np.linalg.eigh(np.einsum("aij,bji->ab", ring.elements, ring.elements))
     directions = vectors[:, values > 2.0 * ring.blur].T
     if len(directions) == 0:
-        return None, ring.decided and (len(values) == 0 or values[-1] <= 0.1 * ring.blur < 0.1 * LARGEST_BLUR)
+        nilpotent = len(values) == 0 or (ring.blur < LARGEST_BLUR and values[-1] <= NILPOTENT * ring.blur)
+        return None, bool(ring.decided and nilpotent)
     random = np.random.default_rng(width).standard_normal((TRIES, len(directions)))
     for weights in [*random, np.eye(len(directions))[-1]]:
         element = np.tensordot(weights @ directions, ring.elements, 1)

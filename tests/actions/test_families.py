@@ -1,0 +1,185 @@
+"""Families: one battery for all, the order of the split product, its distance to the dense exponential, errors."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+
+from shippo_ssm.actions import DenseExp, Identity, Lie, Oracle, SplitFlow, expm, get_family
+
+FAMILIES = {
+    "split": lambda: SplitFlow(4),
+    "split, rank 2": lambda: SplitFlow(3, rank=2).double(),
+    "split, rotations": lambda: SplitFlow(3, diagonal=False, shears=False),
+    "dense": lambda: DenseExp(3),
+    "lie": lambda: Lie(torch.randn(2, 4, 4, dtype=torch.float64)),
+    "identity": lambda: Identity(4),
+    "oracle": lambda: Oracle(3),
+}
+
+
+@pytest.fixture(params=FAMILIES.values(), ids=FAMILIES.keys())
+def family(request):
+    return request.param()
+
+
+def operands(family, *shape):
+    coords = torch.randn(*shape, family.num_coordinates, dtype=torch.float64)
+    return coords, torch.rand(shape, dtype=torch.float64)
+
+
+def test_shapes_names_and_call(family):
+    assert family.num_coordinates == len(family.coordinates) == len(set(family.coordinates))
+    coords, step = operands(family, 2, 5)
+    dense = family.dense(coords, step)
+    assert dense.shape == (2, 5, family.width, family.width)
+    assert dense.dtype == torch.float64
+    assert torch.equal(family(coords, step), dense)
+
+
+def test_act_and_inverse_agree_with_dense(family):
+    coords, step = operands(family, 2, 5)
+    dense = family.dense(coords, step)
+    state = torch.randn(2, 5, 7, family.width, dtype=torch.float64)
+    torch.testing.assert_close(family.act(state, coords, step), state @ dense, rtol=1e-10, atol=1e-11)
+    eye = torch.eye(family.width, dtype=torch.float64).expand_as(dense)
+    torch.testing.assert_close(dense @ family.inverse(coords, step), eye, rtol=1e-8, atol=1e-9)
+
+
+def test_starts_at_the_identity(family):
+    dense = family.dense(family.init_coordinates().double(), torch.tensor(0.1, dtype=torch.float64))
+    assert (dense - torch.eye(family.width, dtype=torch.float64)).abs().max() < 1e-3
+
+
+def test_gradients(family):
+    coords, step = operands(family, 2)
+    if family.num_coordinates:
+        assert torch.autograd.gradcheck(family.dense, (coords.requires_grad_(), step.requires_grad_()))
+
+
+def test_generator_is_the_derivative_at_step_zero(family):
+    coords, _ = operands(family, 3)
+    if isinstance(family, Oracle):
+        with pytest.raises(ValueError, match="no generator"):
+            family.generator(coords)
+        return
+    small = 1e-6
+    slope = (family.dense(coords, small) - family.dense(coords, 0.0)) / small
+    torch.testing.assert_close(slope, family.generator(coords), rtol=1e-4, atol=1e-4)
+
+
+def test_step_broadcasts_and_half_types_are_kept(family):
+    coords, _ = operands(family, 2, 5)
+    torch.testing.assert_close(family.dense(coords, 0.5), family.dense(coords, torch.full((2, 5), 0.5).double()))
+    half = family.dense(coords.bfloat16(), torch.full((2, 5), 0.5, dtype=torch.bfloat16))
+    assert half.dtype == torch.bfloat16
+    torch.testing.assert_close(half.double(), family.dense(coords.bfloat16().double(), 0.5), rtol=0.05, atol=0.05)
+
+
+def test_split_flow_has_sixteen_named_coordinates_at_width_four():
+    flow = SplitFlow(4)
+    assert flow.num_coordinates == 16
+    pairs = ["0,1", "0,2", "0,3", "1,2", "1,3", "2,3"]
+    names = [f"d[{i}]" for i in range(4)] + [f"theta[{p}]" for p in pairs] + [f"eta[{p}]" for p in pairs]
+    assert list(flow.coordinates) == names
+
+
+def test_split_flow_is_the_documented_product_in_the_documented_order():
+    flow = SplitFlow(3, rank=1).double()
+    coords, step = operands(flow, 4)
+    product = torch.eye(3, dtype=torch.float64)
+    for name, factor, coord in zip(flow.coordinates, flow.factors, coords.unbind(-1)):
+        coef = -torch.nn.functional.softplus(coord) if name.startswith("d") else coord
+        product = product @ torch.linalg.matrix_exp((step * coef)[:, None, None] * factor.generator.double())
+    torch.testing.assert_close(flow.dense(coords, step), product, rtol=1e-12, atol=1e-13)
+    reversed_product = SplitFlow(3, rank=1).double()
+    assert not torch.allclose(flow.dense(coords, step), reversed_product.inverse(coords, step))
+
+
+def test_split_product_differs_from_the_dense_exponential_by_the_square_of_the_step():
+    flow = SplitFlow(4, rank=1).double()
+    coords = torch.randn(64, flow.num_coordinates, dtype=torch.float64)
+    steps = [2.0**-k for k in range(6, 13)]
+    errors = [(flow.dense(coords, step) - expm(step * flow.generator(coords))).norm().item() for step in steps]
+    logs = torch.tensor([[math.log(step), math.log(error)] for step, error in zip(steps, errors)])
+    centred = logs - logs.mean(0)
+    slope = (centred[:, 0] @ centred[:, 1] / centred[:, 0].square().sum()).item()
+    assert abs(slope - 2.0) <= 0.1
+
+
+def test_diagonal_only_shrinks_and_never_vanishes():
+    flow = SplitFlow(2, rotations=False, shears=False)
+    dense = flow.dense(torch.tensor([[-50.0, 0.0], [3.0, 1e4]]), torch.tensor([1.0, 1e3]))
+    entries = dense.diagonal(dim1=-2, dim2=-1)
+    assert (entries > 0).all()
+    assert (entries <= 1).all()
+    assert torch.isfinite(flow.inverse(torch.tensor([1e4, 1e4]), 1e3)).all()
+    assert torch.equal(SplitFlow(3).dense(torch.randn(9), 0.0), torch.eye(3))
+
+
+def test_learnable_parts_are_parameters():
+    assert not list(SplitFlow(4).parameters())
+    assert {name for name, _ in SplitFlow(4, rank=2).named_parameters()} == {"p", "q"}
+    generators = torch.randn(3, 2, 2)
+    assert [p.shape for p in Lie(generators).parameters()] == [generators.shape]
+    fixed = Lie(generators, learnable=False)
+    assert not list(fixed.parameters())
+    assert torch.equal(fixed.state_dict()["generators"], generators)
+    lie = Lie(generators)
+    lie.dense(torch.randn(5, 3), torch.rand(5)).sum().backward()
+    assert lie.generators.grad is not None
+    assert lie.generators.grad.abs().sum() > 0
+
+
+def test_oracle_takes_matrices_and_flat_entries():
+    given = torch.randn(2, 5, 3, 3)
+    assert torch.equal(Oracle(3).dense(given, torch.ones(2, 5)), given)
+    assert torch.equal(Oracle(3).dense(given.flatten(-2), torch.ones(2, 5)), given)
+
+
+def test_get_family():
+    for word, kind in (("split", SplitFlow), ("dense", DenseExp), ("none", Identity)):
+        found = get_family(word, 4)
+        assert type(found) is kind
+        assert found.width == 4
+    own = SplitFlow(4, shears=False)
+    assert get_family(own, 4) is own
+    with pytest.raises(ValueError, match="'split', 'dense', 'none'"):
+        get_family("splt", 4)
+    with pytest.raises(ValueError, match="has width 4, expected 8"):
+        get_family(own, 8)
+
+
+def test_compiles_and_vmaps(family):
+    coords, step = operands(family, 2, 3)
+    want = family.dense(coords, step)
+    compiled = torch.compile(family.dense, fullgraph=True, backend="aot_eager")
+    torch.testing.assert_close(compiled(coords, step), want)
+    torch.testing.assert_close(torch.func.vmap(family.dense)(coords, step), want)
+
+
+@pytest.mark.parametrize(
+    ("call", "words"),
+    [
+        (lambda: SplitFlow(4).dense(torch.zeros(2, 15), 1.0), "coords must be"),
+        (lambda: SplitFlow(4).dense(torch.zeros(2, 16), -0.1), "step must be >= 0"),
+        (lambda: SplitFlow(4).dense(torch.zeros(2, 16), torch.tensor([1.0, float("nan")])), "step must be >= 0"),
+        (lambda: SplitFlow(4).dense(torch.full((16,), float("nan")), 1.0), "not finite"),
+        (lambda: SplitFlow(4).dense(torch.zeros(2, 16), torch.ones(3)), "step must broadcast"),
+        (lambda: SplitFlow(4).act(torch.zeros(2, 3), torch.zeros(16), 1.0), "state must be"),
+        (lambda: SplitFlow(4).dense(torch.zeros(16, dtype=torch.int64), 1.0), "floating"),
+        (lambda: SplitFlow(0), "width must be"),
+        (lambda: SplitFlow(2, rank=-1), "rank must be"),
+        (lambda: DenseExp(2).dense(torch.full((4,), float("inf")), 1.0), "not finite"),
+        (lambda: DenseExp(2).dense(torch.zeros(4), torch.tensor(-1.0)), "step must be >= 0"),
+        (lambda: Lie(torch.zeros(2, 3, 2)), "square"),
+        (lambda: Lie(torch.zeros(2, 2)), r"\[K, P, P\]"),
+        (lambda: Lie(torch.full((1, 2, 2), float("nan"))), "not finite"),
+        (lambda: Oracle(2).dense(torch.zeros(5), 1.0), "coords must be"),
+    ],
+)
+def test_bad_input(call, words):
+    with pytest.raises(ValueError, match=words):
+        call()
