@@ -1,4 +1,4 @@
-"""Layers: the two-point cell, the controller, the Shippo mixer, blocks, interventions (paper section 3)."""
+"""Layers: the two-point cell, the controller, the Shippo mixer, blocks, lifts, interventions (paper section 3)."""
 
 from shippo_ssm.layers.block import ShippoBackbone, ShippoBlock
 from shippo_ssm.layers.cell import CellState, shippo_cell, shippo_cell_step
@@ -6,13 +6,18 @@ from shippo_ssm.layers.controller import Controller, Emission
 from shippo_ssm.layers.conv import ShortConv
 from shippo_ssm.layers.drift import initial_drift
 from shippo_ssm.layers.interventions import debug_nans, identity_right, weight_decay_groups, zero_right_suffix
+from shippo_ssm.layers.lift import LiftedMemory, LiftState, lift
 from shippo_ssm.layers.mixer import Shippo
+from shippo_ssm.layers.online import OnlineMemory, online_memory
 from shippo_ssm.layers.state import ShippoState, detach_states, reorder_states
 
 __all__ = [
     "CellState",
     "Controller",
     "Emission",
+    "LiftState",
+    "LiftedMemory",
+    "OnlineMemory",
     "Shippo",
     "ShippoBackbone",
     "ShippoBlock",
@@ -22,6 +27,8 @@ __all__ = [
     "detach_states",
     "identity_right",
     "initial_drift",
+    "lift",
+    "online_memory",
     "reorder_states",
     "shippo_cell",
     "shippo_cell_step",

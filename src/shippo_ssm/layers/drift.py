@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
+from shippo_ssm.layers.online import legs_operator
+
 DRIFTS = ("s4d-real", "legs")
 
 
@@ -28,6 +30,5 @@ def initial_drift(kind: str, d_state: int) -> list[float]:
     if kind == "s4d-real":
         return (-(order + 1)).tolist()
     scale = np.sqrt(2 * order + 1)
-    legs = -np.tril(np.outer(scale, scale), -1) - np.diag(order + 1)
-    normal = legs + 0.5 * np.outer(scale, scale)
+    normal = legs_operator(d_state) + 0.5 * np.outer(scale, scale)
     return np.linalg.eigvals(normal).real.tolist()

@@ -1,0 +1,147 @@
+"""Fixed online memories C' = A C + B f^T (stationary) or t C' = A C + B f^T (scaled), and their exact steps.
+
+A memory is a generator A, [N, N] or the N entries of a complex diagonal, and an input vector B [N]. With the input held
+constant over one step, C_k = left_k C_{k-1} + gain_k f_k^T holds exactly: left = exp(step A) and
+gain = int_0^step exp(s A) B ds for a stationary memory, and, for a scaled one between the times k - 1 and k, left_k = exp(log(k / (k - 1)) A) and
+gain_k = (I - left_k) (-A)^{-1} B, with left_1 = 0, since nothing was before. All of it is float64.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from scipy.linalg import expm
+
+NAMES = ("legs", "legt", "s4d")
+
+
+@dataclass(frozen=True, slots=True)
+class OnlineMemory:
+    """A fixed online memory.
+
+    Example:
+        >>> memory = online_memory("s4d", d_state=2)
+        >>> left, gain = memory.steps([1, 2], step=0.1)
+        >>> left.shape, bool(abs(left[0, 0] - left[1, 0]) == 0)
+        ((2, 2), True)
+    """
+
+    A: np.ndarray
+    """Generator: [N, N], or the diagonal [N] (complex)."""
+    B: np.ndarray
+    """Input vector [N]."""
+    scaled: bool = False
+    """Whether time divides: t C' = A C + B f^T."""
+    flow: Callable[[np.ndarray], np.ndarray] | None = None
+    """For a scaled memory, left as a function of the ratios (k - 1) / k; the matrix exponential by default."""
+
+    @property
+    def diagonal(self) -> bool:
+        """Whether A is a diagonal."""
+        return self.A.ndim == 1
+
+    @property
+    def order(self) -> int:
+        """N."""
+        return self.B.shape[0]
+
+    def steps(self, positions: Any, step: float = 1.0) -> tuple[np.ndarray, np.ndarray]:
+        """left [K, N, N] (or [K, N] for a diagonal) and gain [K, N] of the steps ending at `positions` [K], counted from 1."""
+        positions = np.asarray(positions)
+        if self.scaled:
+            ratios = (positions - 1) / positions
+            left = self._scaled_left(ratios)
+            left[positions == 1] = 0
+            resting = -self.B / self.A if self.diagonal else -np.linalg.solve(self.A, self.B)
+            return left, resting - (left * resting if self.diagonal else left @ resting)
+        if self.diagonal:
+            mean = np.divide(np.expm1(step * self.A), self.A, out=np.full_like(self.A, step), where=self.A != 0)
+            left, gain = np.exp(step * self.A), mean * self.B
+        else:
+            # exp of [[A, B], [0, 0]] holds both, and needs no inverse of A.
+            block = np.zeros((self.order + 1,) * 2)
+            block[:-1, :-1], block[:-1, -1] = self.A, self.B
+            both = expm(step * block)
+            left, gain = both[:-1, :-1], both[:-1, -1]
+        count = len(positions)
+        return np.broadcast_to(left, (count, *left.shape)), np.broadcast_to(gain, (count, *gain.shape))
+
+    def _scaled_left(self, ratios: np.ndarray) -> np.ndarray:
+        if self.flow is not None:
+            return self.flow(ratios)
+        ages = -np.log(np.maximum(ratios, 1e-300))
+        if self.diagonal:
+            return np.exp(ages[:, None] * self.A)
+        return np.stack([expm(age * self.A) if ratio else np.zeros_like(self.A) for age, ratio in zip(ages, ratios)])
+
+
+def online_memory(measure: Any, d_state: int = 32, theta: float = 64.0) -> OnlineMemory:
+    """The memory that a name or an object stands for.
+
+    Args:
+        measure: "legs" (the whole past, scaled), "legt" (a window of `theta` tokens), "s4d" (complex diagonal
+            a_n = -1/2 + i pi n), an `OnlineMemory`, or any object with A and B: arrays [N, N] or [N] and [N], or functions of
+            time that are constant or fall as 1/t, as the measures of `shippo_ssm.projection` have them.
+        d_state: N, for a name.
+        theta: window of "legt", in units of time.
+    """
+    if isinstance(measure, OnlineMemory):
+        return measure
+    if isinstance(measure, str):
+        if measure not in NAMES:
+            names = ", ".join(map(repr, NAMES))
+            raise ValueError(f"lift: `measure` is {measure!r}; expected one of {names}, or an object with A and B")
+        return {"legs": _legs, "legt": lambda order: _legt(order, theta), "s4d": _s4d}[measure](d_state)
+    if not hasattr(measure, "A") or not hasattr(measure, "B"):
+        raise ValueError(f"lift: `measure` is a {type(measure).__name__} without A and B; expected a name or a measure")
+    if not callable(measure.A):
+        A, B = np.asarray(measure.A), np.asarray(measure.B)
+        if A.shape not in ((len(B),), (len(B), len(B))):
+            raise ValueError(
+                f"lift: `measure` has A of shape {A.shape} and B of shape {B.shape}; expected [N, N] or [N], and [N]"
+            )
+        return OnlineMemory(A, B)
+    now, later = np.asarray(measure.A(1.0)), np.asarray(measure.A(2.0))
+    B = np.asarray(measure.B(1.0))
+    if np.allclose(now, later, rtol=1e-12, atol=0):
+        return OnlineMemory(now, B)
+    if np.allclose(now, 2 * later, rtol=1e-12, atol=0):
+        flow = getattr(measure, "flow", None)
+        return OnlineMemory(now, B, True, None if flow is None else lambda ratios: np.array(flow(np.ones_like(ratios), ratios)))
+    raise ValueError("lift: `measure` has an A(t) that is neither constant nor 1/t; expected one of the two")
+
+
+def legs_operator(order: int) -> np.ndarray:
+    """A [N, N] of scaled Legendre, t C' = A C + B f: -sqrt((2n + 1)(2k + 1)) for n > k, -(n + 1) for n = k, 0 above."""
+    scale = np.sqrt(2 * np.arange(order) + 1.0)
+    return -np.tril(np.outer(scale, scale), -1) - np.diag(np.arange(order) + 1.0)
+
+
+def _legs(order: int) -> OnlineMemory:
+    nodes, weights = np.polynomial.legendre.leggauss(order)
+    scale = np.sqrt(2 * np.arange(order) + 1.0)
+    fixed = np.polynomial.legendre.legvander(nodes, order - 1) * scale * (0.5 * weights)[:, None]
+
+    def flow(ratios: np.ndarray) -> np.ndarray:
+        # x int_0^1 p(x u) p(u)^T du projects a function known on [0, x] onto [0, 1]. Gauss nodes are exact for it, where the
+        # exponential of the large triangular generator is badly scaled.
+        moved = np.polynomial.legendre.legvander(ratios[:, None] * (nodes + 1) - 1, order - 1) * scale
+        return ratios[:, None, None] * np.einsum("kun,um->knm", moved, fixed)
+
+    return OnlineMemory(legs_operator(order), scale, True, flow)
+
+
+def _legt(order: int, theta: float) -> OnlineMemory:
+    if theta <= 0:
+        raise ValueError(f"lift: `theta` is {theta}; expected a positive window")
+    n = np.arange(order)
+    scale = np.sqrt(2 * n + 1.0)
+    signs = np.where(n[:, None] >= n, 1.0, (-1.0) ** (n[:, None] - n))
+    return OnlineMemory(-np.outer(scale, scale) * signs / theta, scale / theta)
+
+
+def _s4d(order: int) -> OnlineMemory:
+    return OnlineMemory(-0.5 + 1j * np.pi * np.arange(order), np.ones(order, dtype=np.complex128))
