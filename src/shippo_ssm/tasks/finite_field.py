@@ -10,6 +10,7 @@ nilpotent or invertible.
 
 from __future__ import annotations
 
+import itertools
 from functools import lru_cache
 from typing import NamedTuple
 
@@ -133,8 +134,9 @@ def is_irreducible(matrices: np.ndarray, modulus: int) -> bool:
     if len(words) == width * width:
         return True
     for lead in range(width):
-        tails = np.indices((modulus,) * (width - lead - 1)).reshape(width - lead - 1, -1).T
-        vectors = np.concatenate([np.zeros((len(tails), lead)), np.ones((len(tails), 1)), tails], -1).astype(np.int64)
+        # Each vector once up to a factor: zeros, a leading one, then anything.
+        tails = list(itertools.product(range(modulus), repeat=width - lead - 1))
+        vectors = np.array([(0,) * lead + (1,) + tail for tail in tails], dtype=np.int64)
         spans = np.moveaxis(vectors @ words % modulus, 0, 1)
         if (reduce_rows(spans, modulus)[1] < width).any():
             return False

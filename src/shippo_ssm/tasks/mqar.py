@@ -142,7 +142,19 @@ class TransportMQAR:
 
     Example, with three of 256 keys active (`*` marks a coordinate that operations have touched since its binding):
         >>> task = TransportMQAR(library="nonreducible", length=12, num_active=3)
-        >>> print(task.picture(6))
+        >>> print(task.picture(3))
+         0  BIND   key 129 = (10 16  2  0)
+         1  QUERY  key 129 ? (10  16   2   0 ) after 0 operations
+         2  BIND   key 241 = ( 3 21 18 14)
+         3  OP      5: x4 <- x2 + x4
+         4  QUERY  key 129 ? (10  16   2  16*) after 1 operation
+         5  BIND   key  65 = ( 1 21 21  0)
+         6  QUERY  key 241 ? ( 3  21  18   4*) after 1 operation
+         7  QUERY  key  65 ? ( 1  21  21   0 ) after 0 operations
+         8  BIND   key 241 = ( 0 25 19 19)
+         9  OP     12: x1 <- 3 x1
+        10  QUERY  key  65 ? ( 3* 21  21   0 ) after 1 operation
+        11  OP      0: x2 <- x1 + x2
         >>> events = task.batch(range(16), split="train")
         >>> events.tokens.shape, events.target.shape
         (torch.Size([16, 12, 7]), torch.Size([16, 12, 4]))
@@ -287,8 +299,9 @@ class TransportMQAR:
             else:
                 marks = zip(target, events.untouched[0, t].tolist())
                 answer = " ".join(f"{x:2d}" + (" " if known else "*") for x, known in marks)
-                words = f"QUERY  key {key:3d} ? ({answer}) after {int(events.operations_since[0, t])} operations"
-            lines.append(f"{t:4d}  {words}")
+                count = int(events.operations_since[0, t])
+                words = f"QUERY  key {key:3d} ? ({answer}) after {count} operation{'s' * (count != 1)}"
+            lines.append(f"{t:2d}  {words}")
         return "\n".join(lines)
 
     def _draws(self, index: int, split: int) -> np.ndarray:
@@ -317,10 +330,11 @@ class TransportMQAR:
         rows, times = np.ogrid[:num_examples, :length]
         latest[rows, times, slot] = times
         latest = np.maximum.accumulate(latest[..., :-1], axis=1)
-        # A query takes the n-th of the keys that are bound, n uniform.
+        # A query takes the n-th key that was bound, n uniform below their number.
         is_bound = latest >= 0
+        first = np.where(is_bound[:, -1], is_bound.argmax(1), length)
         rank = (choice * is_bound.sum(-1)).astype(np.int64)
-        asked = (is_bound.cumsum(-1) > rank[..., None]).argmax(-1)
+        asked = np.argsort(first, axis=1)[rows, rank]
         slot = np.where(is_bind, slot, asked)
         return slot, latest[rows, times, slot].astype(np.int64)
 
@@ -333,16 +347,14 @@ def _inverse_library(name: str) -> np.ndarray:
 def _frames(library: str, kind: np.ndarray, operation: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """V_t = A_1 .. A_t and V_t^{-1} mod 31, each [B, T, 4, 4]."""
     eye = np.eye(WIDTH, dtype=np.int32)
-    moves = np.concatenate([operation_library(library), eye[None]]).astype(np.int32)
-    moves_back = np.concatenate([_inverse_library(library), eye[None]]).astype(np.int32)
-    which = np.where(kind == OP, operation, len(moves) - 1).T
-    frame = np.empty((*which.shape, WIDTH, WIDTH), dtype=np.int32)
-    inverse_frame = np.empty_like(frame)
-    here = back = eye
-    for t, chosen in enumerate(which):
-        frame[t] = here = here @ moves[chosen] % MODULUS
-        inverse_frame[t] = back = moves_back[chosen] @ back % MODULUS
-    return frame.swapaxes(0, 1), inverse_frame.swapaxes(0, 1)
+    moves = np.concatenate([operation_library(library), eye[None]])
+    # Transposed, inverses are multiplied in the order of the frames: V_t^{-T} = V_{t-1}^{-T} A_t^{-T}.
+    moves_back = np.concatenate([_inverse_library(library), eye[None]]).swapaxes(1, 2)
+    pairs = np.stack([moves, moves_back], 1).astype(np.int32)
+    frames = pairs[np.where(kind == OP, operation, len(moves) - 1).T]
+    for t in range(1, len(frames)):
+        frames[t] = frames[t - 1] @ frames[t] % MODULUS
+    return frames[:, :, 0].swapaxes(0, 1), frames[:, :, 1].swapaxes(0, 1).swapaxes(2, 3)
 
 
 def _last_touch(operations: np.ndarray, kind: np.ndarray, operation: np.ndarray) -> np.ndarray:
