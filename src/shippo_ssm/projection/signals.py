@@ -62,17 +62,29 @@ class Function:
     """A callable time -> [d] (or a number, for one channel), called once per time."""
 
     call: Callable[[float], Any]
-    breaks: Array
+    width: int | None = None
+    """Number of channels it must have; `None` takes any."""
+
+    @property
+    def breaks(self) -> Array:
+        """A callable counts as smooth."""
+        return np.empty(0)
 
     def __call__(self, times: Array) -> Array:
         """Values [M, d] at times [M]."""
         rows = np.array([np.atleast_1d(np.asarray(self.call(float(time)), dtype=float)) for time in times])
         if rows.ndim != 2:
             raise ValueError(f"f must return a vector [d] for one time, got shape {rows.shape[1:]}")
+        _check_width(rows.shape[1], self.width)
         return rows
 
 
 Signal = Samples | Function
+
+
+def _check_width(got: int, expected: int | None) -> None:
+    if expected not in (None, got):
+        raise ValueError(f"f has {got} channels, the transport moves {expected}; give them the same width")
 
 
 def as_signal(f: Any, times: Any = None, width: int | None = None) -> Signal:
@@ -82,16 +94,12 @@ def as_signal(f: Any, times: Any = None, width: int | None = None) -> Signal:
         f: `Samples`, an array [K, d] (then `times` [K] is needed) or a callable time -> [d].
         width: number of channels the signal must have; `None` takes any.
     """
-    if isinstance(f, Samples | Function):
-        signal: Signal = f
-    elif callable(f):
-        signal = Function(f, np.empty(0))
-    elif times is None:
+    if isinstance(f, Function):
+        return Function(f.call, width)
+    if callable(f) and not isinstance(f, Samples):
+        return Function(f, width)
+    if not isinstance(f, Samples) and times is None:
         raise ValueError("f is an array, so its sample times are needed; pass times=[K] or a callable f")
-    else:
-        signal = Samples(times, f)
-    if width is not None:
-        probe = signal(np.array([signal.breaks[-1] if isinstance(signal, Samples) else 1.0]))
-        if probe.shape[1] != width:
-            raise ValueError(f"f has {probe.shape[1]} channels, the transport moves {width}; give them the same width")
+    signal = f if isinstance(f, Samples) else Samples(times, f)
+    _check_width(signal.values.shape[1], width)
     return signal

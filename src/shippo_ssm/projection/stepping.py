@@ -34,8 +34,9 @@ Method = Literal["exact", "bilinear", "zoh"]
 ORDERS: dict[Method, int] = {"exact": 6, "bilinear": 2, "zoh": 1}
 """Order in the step size at which `evolve` of a smooth callable signal converges to `project`, per discretisation."""
 
-# Steps prepared together, and steps per stride where intermediate states are skipped.
+# Most steps prepared together, most numbers in one of their arrays, and steps per stride where states are skipped.
 _CHUNK = 512
+_CHUNK_NUMBERS = 2**22
 _STRIDE = 64
 
 
@@ -50,13 +51,17 @@ class _Held:
         return self.values[np.maximum(np.searchsorted(self.breaks, times, side="right") - 1, 0)]
 
 
-def _grids(times: Array, stride: int) -> Iterator[Array]:
-    """Cuts times [T] into grids [K, S + 1] of K strides; steps that do not fill a stride come last, one by one."""
+def _grids(times: Array, stride: int, num: int) -> Iterator[Array]:
+    """Cuts times [T] into grids [K, S + 1] of K strides; steps that do not fill a stride come last, one by one.
+
+    A step needs up to about N^2 numbers for N = `num` basis functions: a flow [N, N], or N Gauss points where it is coarse.
+    """
+    chunk = max(1, min(_CHUNK, _CHUNK_NUMBERS // num**2))
     last = len(times) - 1
     position = 0
     while position < last:
         size = stride if last - position >= stride else 1
-        count = min(max(1, _CHUNK // size), (last - position) // size)
+        count = min(max(1, chunk // size), (last - position) // size)
         yield times[position + size * np.arange(count)[:, None] + np.arange(size + 1)]
         position += size * count
 
@@ -143,7 +148,7 @@ def states(
 ) -> Iterator[Array]:
     """States C(t) [N, d] after times[0], ending with times[-1]; with `skip`, some of those between may be left out."""
     stride = _STRIDE if skip and method != "bilinear" and measure.closes and measure.orthonormal else 1
-    for grid in _grids(times, stride):
+    for grid in _grids(times, stride, measure.N):
         if method == "bilinear":
             following = _bilinear(measure, transport, signal, grid, state)
         elif method == "zoh":

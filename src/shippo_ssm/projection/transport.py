@@ -65,14 +65,17 @@ class _Flow:
 
     def reach(self, t: float) -> None:
         """Extends the segments up to time t."""
+        horizon = self._transport.horizon
+        if t > horizon:
+            raise ValueError(f"t must not lie beyond the horizon of the generator, {horizon}, got {t}")
         while self.knots[-1] < t:
             start = float(self.knots[-1])
-            stop = start + self._length(start)
+            stop = min(start + self._length(start), horizon)
             self._solutions.append(self._solve(start, stop))
             self.knots = np.append(self.knots, stop)
 
     def _length(self, start: float) -> float:
-        length = _LONGEST_SEGMENT
+        length = min(_LONGEST_SEGMENT, self._transport.horizon - start)
         while length > 1e-9:
             probes = start + length * np.array([0.05, 0.25, 0.5, 0.75, 1.0])
             size = max(float(np.linalg.norm(self._transport.generator(time), 2)) for time in probes)
@@ -125,6 +128,8 @@ class Transport:
         generator: [d, d]; or [K, d, d] together with `times`; or a callable t -> [d, d].
         width: number of channels d.
         times: [K], where each piece begins; the first piece reaches back to time 0, the last one goes on for ever.
+        horizon: the time up to which a callable is defined; by default everywhere. It may be called some way ahead of the times
+            asked for, but never beyond its horizon.
 
     Example:
         >>> turn = Transport(np.array([[0.0, -1.0], [1.0, 0.0]]), 2)
@@ -132,17 +137,20 @@ class Transport:
         True
     """
 
-    def __init__(self, generator: Any, width: int, *, times: Any = None) -> None:
+    def __init__(self, generator: Any, width: int, *, times: Any = None, horizon: float = math.inf) -> None:
         if not isinstance(width, int | np.integer) or width < 1:
             raise ValueError(f"width must be a positive number of channels, got {width!r}")
+        if not horizon > 0:
+            raise ValueError(f"horizon must be > 0, got {horizon!r}")
         self.width = int(width)
+        self.horizon = float(horizon)
         self._constant: Array | None = None
         self._call: Callable[[float], Any] | None = None
         self._knots = np.array([0.0])
         self._pieces: Array | None = None
         if callable(generator):
             self._call = generator
-            self.generator(1.0)
+            self.generator(0.0)
             return
         matrices = np.asarray(generator, dtype=float)
         if not np.all(np.isfinite(matrices)):
@@ -220,7 +228,7 @@ class Transport:
         """Segments of the ends and of the starts of pairs [M]; an end on a knot belongs to the segment before it."""
         segments = self._segments
         # A callable path always has a first segment, even when only time 0 is asked for.
-        segments.reach(max(float(later.max(initial=0.0)), 1e-9))
+        segments.reach(max(float(later.max(initial=0.0)), min(1e-9, self.horizon)))
         last = len(segments.knots) - (1 if isinstance(segments, _Pieces) else 2)
         start = np.clip(np.searchsorted(segments.knots, earlier, side="right") - 1, 0, last)
         stop = np.clip(np.searchsorted(segments.knots, later, side="left") - 1, 0, last)
