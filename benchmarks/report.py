@@ -1,0 +1,139 @@
+"""The performance page and its figure, from the JSON of a run: `python -m benchmarks.report`.
+
+Data path: `results/bench.json` -> `render(run)` -> docs/performance.md, and `figure(run, path)` -> the figure beside it.
+The page is a function of the file alone, so that a test can tell whether they still belong together.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+from typing import Any
+
+from benchmarks.machine import machine_line
+from benchmarks.tables import Table, tables
+
+ROOT = Path(__file__).resolve().parent.parent
+RESULTS = ROOT / "results" / "bench.json"
+PAGE = ROOT / "docs" / "performance.md"
+FIGURE = ROOT / "docs" / "_static" / "performance.svg"
+
+_HEAD = """# Performance
+
+How fast the scan and the models are, beside what one would use instead and what the machine allows. All of it is one run of
+`shippo bench {mode}` on {date}; this page is made from its file, `results/bench.json`, by `python -m benchmarks.report`.
+
+**Machine.** {machine}.
+
+![Times of the candidates over the roof, and growth with T](_static/performance.svg)
+"""
+
+_METHOD = """## How it is measured
+
+- **Correctness first.** Every output and every gradient is held against the reference loop in float64; what is off by an RMS
+  error ratio of more than 2e-5 gets no time. In sweeps, one row and two groups are checked at every shape; a whole model
+  against itself in float64 on the reference scan, to 1e-3.
+- **The roof** is max(compulsory bytes / bandwidth, multiply-adds / rate). Forward bytes per position and group are step, write,
+  read, value, right and y; the backward pass reads them again with dy and writes their gradients. The bandwidth is that of a
+  compiled copy with the same reads and writes, on buffers of the operands' sizes that were touched before, on the same threads,
+  in turn with the candidates. The multiply-adds are those of the cheaper of two ways, the recurrence as written and the moving
+  frame; the rate is that of the best matrix product.
+- **Times** are taken in turn, candidate after candidate and round after round, once everything has been called; inputs lie
+  ready, compilation is not counted, allocating the results is. Discretisation and frames are inside. A slow candidate takes
+  part in fewer rounds.
+- **Threads.** Each thread count is a process of its own, bound to that many cores, so that XLA keeps to it too.
+- Ratios hold inside one run; absolute times are those of this machine on that day.
+"""
+
+
+def render(run: dict[str, Any]) -> str:
+    """The performance page as Markdown."""
+    mode = "--full" if run["mode"] == "full" else ""
+    command = f"shippo bench {mode}".strip()
+    head = _HEAD.replace("`shippo bench {mode}`", f"`{command}`")
+    parts = [head.format(date=run["date"], machine=machine_line(run["machine"]))]
+    parts += [_markdown(table) for table in tables(run)]
+    if run["errors"]:
+        failed = "\n".join(f"- {name}: {error.splitlines()[-1]}" for name, error in run["errors"].items())
+        parts.append(f"## Sections that failed\n\n{failed}\n")
+    parts.append(_METHOD)
+    return "\n".join(parts)
+
+
+def print_run(run: dict[str, Any]) -> None:
+    """The tables of a run on the terminal."""
+    from rich.console import Console
+    from rich.table import Table as RichTable
+
+    console = Console()
+    console.print(machine_line(run["machine"]))
+    for table in tables(run):
+        shown = RichTable(*table.head, title=table.title, title_justify="left")
+        for row in table.rows:
+            shown.add_row(*row)
+        console.print(shown)
+        for note in table.notes:
+            console.print(note, style="dim")
+
+
+def figure(run: dict[str, Any], path: Path) -> None:
+    """Two panels: time over the roof of each candidate, and time per sequence against T."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot as plt
+
+    plt.rcParams["svg.hashsalt"] = "shippo"
+    drawing, (left, right) = plt.subplots(1, 2, figsize=(13, 5.5), width_ratios=(3, 2), layout="constrained")
+    records = [record for record in run["sections"]["scan"]["candidates"] if record["status"] == "ok"]
+    records.sort(key=lambda record: record.get("both", record["forward"])["median"], reverse=True)
+    for offset, scan_pass, label in ((0.2, "forward", "forward"), (-0.2, "both", "forward+backward")):
+        drawn = [(index, record) for index, record in enumerate(records) if scan_pass in record]
+        places = [index + offset for index, _ in drawn]
+        left.barh(places, [record[scan_pass]["over_roof"] for _, record in drawn], height=0.38, label=label)
+    left.set_yticks(range(len(records)), [record["name"] for record in records])
+    left.set_xscale("log")
+    left.axvline(1, color="black", linewidth=1)
+    left.set_xlabel(f"time over the roof (active: {run['sections']['scan']['roofs']['forward']['active']} forward)")
+    left.legend(loc="upper right")
+    sweep = run["sections"].get("sweeps")
+    if sweep is not None:
+        for scan_pass, label in (("forward", "forward"), ("both", "forward+backward")):
+            points = sweep["constant_tokens"]
+            lengths = [point["shape"]["length"] for point in points]
+            seconds = [point[scan_pass]["median"] / point["shape"]["batch"] for point in points]
+            right.loglog(lengths, seconds, marker="o", label=f"{label}, T^{sweep['exponent'][scan_pass]:.3f}")
+        right.set_xlabel("T")
+        right.set_ylabel("seconds per sequence")
+        right.legend()
+    path.parent.mkdir(parents=True, exist_ok=True)
+    drawing.savefig(path, metadata={"Date": None})
+    plt.close(drawing)
+
+
+def main(results: Path = RESULTS, page: Path = PAGE, drawing: Path = FIGURE) -> None:
+    """Write page and figure from a file of results."""
+    run = json.loads(results.read_text())
+    page.write_text(render(run))
+    figure(run, drawing)
+
+
+def _markdown(table: Table) -> str:
+    lines = [f"## {table.title}", "", _line(table.head), _line(("---",) * len(table.head)), *map(_line, table.rows), ""]
+    for note in table.notes:
+        lines += [note, ""]
+    return "\n".join(lines)
+
+
+def _line(cells: tuple[str, ...]) -> str:
+    return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description="Write docs/performance.md and its figure from the JSON of a run.")
+    parser.add_argument("--json", type=Path, default=RESULTS)
+    parser.add_argument("--page", type=Path, default=PAGE)
+    parser.add_argument("--figure", type=Path, default=FIGURE)
+    options = parser.parse_args()
+    main(options.json, options.page, options.figure)

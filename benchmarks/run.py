@@ -1,0 +1,143 @@
+"""The whole benchmark: `shippo bench`, or `python -m benchmarks.run [--full] [--out FILE]`.
+
+Data path: `plan(quick)` lists sections with their threads and arguments; each runs in a process of its own (`spawn`), one after
+another, so that no library's threads disturb another section's; the dictionaries make one run, the verdict is drawn from it,
+tables are printed and everything is written as JSON. The quick mode takes under two minutes on an idle machine with two cores.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+import tempfile
+import time
+from dataclasses import asdict
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parent.parent
+if str(ROOT) not in sys.path:
+    # Loaded from its file by the command line, this module still finds the others.
+    sys.path.insert(0, str(ROOT))
+
+from benchmarks.machine import describe  # noqa: E402
+from benchmarks.problem import Shape  # noqa: E402
+from benchmarks.scan import ESSENTIAL  # noqa: E402
+from benchmarks.verdict import verdict  # noqa: E402
+
+MODELS = ("StructGen-Split", "No-right", "DirectGen-SingleExp", "Free enc/dec", "GRU", "Transformer")
+DEFAULT_OUT = Path("runs", "bench.json")
+
+
+def plan(quick: bool) -> list[tuple[str, str, int, dict[str, Any]]]:
+    """Key in the run, section, threads and arguments of everything a mode measures, in order."""
+    effort = {"rounds": 9, "budget": 3.0} if quick else {"rounds": 15, "budget": 12.0}
+    shape = asdict(Shape())
+    models = list(MODELS[:2] if quick else MODELS)
+    steps = {"rounds": 3, "budget": 10.0} if quick else {"rounds": 7, "budget": 40.0}
+    contexts = [128, 4096, 65536]
+    remembered = (
+        ("shippo fused",) if quick else ("shippo fused", "jax.lax.scan", "PyTorch loop", "mambapy pscan, from inputs to y")
+    )
+    work: list[tuple[str, str, int, dict[str, Any]]] = [
+        ("scan", "scan", 2, {"shape": shape, "quick": quick, **effort}),
+        ("scan_one_thread", "scan", 1, {"shape": shape, "quick": quick, "names": ESSENTIAL if quick else None, **effort}),
+        ("expm", "expm", 2, effort),
+        ("sweeps", "sweeps", 2, {"quick": quick, **effort}),
+        *(("memory", "memory", 2, {"shape": shape, "name": name}) for name in remembered),
+        ("training", "training", 2, {"names": models, "batch": 16, "length": 512, **steps}),
+        ("decoding", "decoding", 2, {"contexts": contexts, **effort}),
+    ]
+    if not quick:
+        odd = asdict(Shape(length=500))
+        work += [
+            ("scan_odd_length", "scan", 2, {"shape": odd, "quick": True, **effort}),
+            ("expm_one_thread", "expm", 1, effort),
+            ("decoding_batch_16", "decoding", 2, {"contexts": contexts[:2], "batch": 16, **effort}),
+        ]
+        if (ROOT / "benchmarks" / "projection.py").exists():
+            work.append(("projection", "projection", 2, {}))
+    return work
+
+
+def spawn(section: str, threads: int, arguments: dict[str, Any]) -> dict[str, Any]:
+    """The dictionary of one section, measured in a fresh process on `threads` cores.
+
+    Raises:
+        RuntimeError: the section failed; the message ends with the last lines it printed.
+    """
+    options = json.dumps({"section": section, "threads": threads, "arguments": arguments})
+    with tempfile.TemporaryDirectory() as folder:
+        out = Path(folder, "section.json")
+        command = [sys.executable, "-m", "benchmarks.child", options, str(out)]
+        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+        if done.returncode != 0:
+            raise RuntimeError("\n".join(done.stderr.strip().splitlines()[-3:]) or f"exit code {done.returncode}")
+        return json.loads(out.read_text())
+
+
+def measure(quick: bool) -> dict[str, Any]:
+    """A whole run: machine, mode, sections, errors and verdict."""
+    begin = time.perf_counter()
+    run: dict[str, Any] = {
+        "mode": "quick" if quick else "full",
+        "date": datetime.now(UTC).date().isoformat(),
+        "machine": describe(),
+        "sections": {},
+        "errors": {},
+    }
+    for key, section, threads, arguments in plan(quick):
+        started = time.perf_counter()
+        try:
+            result = spawn(section, threads, arguments)
+        except RuntimeError as error:
+            run["errors"][key] = str(error)
+            print(f"{key}: failed\n{error}", file=sys.stderr, flush=True)
+            continue
+        if key == "memory":
+            run["sections"].setdefault(key, []).append(result)
+        else:
+            run["sections"][key] = result
+        print(f"{key}: {time.perf_counter() - started:.0f} s", file=sys.stderr, flush=True)
+    run["verdict"] = verdict(run)
+    run["seconds"] = time.perf_counter() - begin
+    return run
+
+
+def main(quick: bool = True, out: Path | None = None) -> int:
+    """Measure, print the tables, write the JSON.
+
+    Args:
+        quick: under two minutes; otherwise all peers, sweeps over N, P and G, and more repeats.
+        out: where the JSON goes; `runs/bench.json` by default.
+
+    Returns:
+        0, or 1 where a section failed or one of our own backends was rejected.
+    """
+    from benchmarks.report import print_run
+
+    run = measure(quick)
+    out = DEFAULT_OUT if out is None else out
+    out.parent.mkdir(parents=True, exist_ok=True)
+    out.write_text(json.dumps(run, indent=1) + "\n")
+    print_run(run)
+    print(f"{run['seconds']:.0f} s; written to {out}")
+    rejected = [
+        record["name"]
+        for section in run["sections"].values()
+        if isinstance(section, dict) and isinstance(section.get("candidates"), list)
+        for record in section["candidates"]
+        if record["kind"] == "ours" and record["status"] == "rejected"
+    ]
+    return 1 if run["errors"] or rejected else 0
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description="Measure our scans beside peers and the machine's limits.")
+    parser.add_argument("--full", action="store_true", help="all peers and sweeps")
+    parser.add_argument("--out", type=Path, default=None, help="where the JSON goes")
+    options = parser.parse_args()
+    sys.exit(main(not options.full, options.out))

@@ -1,0 +1,121 @@
+"""One scan at one shape: every candidate checked, then timed in turn with the copy that makes its roof.
+
+Data path: `make_inputs(shape)` -> each peer prepared, called once (its compilation time is kept apart) and held against the
+float64 reference -> those that pass timed in turn, forward and forward with backward -> a dictionary with times, error ratios
+and roofs. A peer that is missing or wrong appears with the reason and without a time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from benchmarks.gate import Disagreement, check, oracle
+from benchmarks.machine import Stream, fma_rate
+from benchmarks.peers import Candidate, Missing, Peer, peers
+from benchmarks.problem import Shape, make_inputs
+from benchmarks.roof import PASSES, bytes_moved, roof, traffic
+from benchmarks.timer import first_call, interleave
+
+# What the one-thread run of the quick mode is reduced to.
+ESSENTIAL = ("shippo fused", "jax.lax.scan")
+
+
+class Judge:
+    """Holds candidates against the float64 reference; peers with the same task share one reference run."""
+
+    def __init__(self, inputs: Mapping[str, Tensor], cotangent: Tensor) -> None:
+        self.inputs, self.cotangent = inputs, cotangent
+        self._answers: dict[Any, dict[str, Tensor]] = {}
+
+    def want(self, peer: Peer, candidate: Candidate) -> Mapping[str, Any]:
+        """What the candidate should return."""
+        if peer.task is None:
+            assert candidate.expected is not None
+            return candidate.expected()
+        key = (peer.task, peer.leaves)
+        if key not in self._answers:
+            self._answers[key] = oracle(peer.task, {name: self.inputs[name] for name in peer.leaves}, self.cotangent)
+        return self._answers[key]
+
+    def admit(self, peer: Peer, candidate: Candidate) -> dict[str, Any]:
+        """Call the candidate once; its first-call seconds and RMS error ratios. Raises `Disagreement`."""
+        want = self.want(peer, candidate)
+        y, seconds = first_call(candidate.forward)
+        record = {"first_call": {"forward": seconds}, "errors": {"forward": check(peer.name, {"y": y}, want)}}
+        if candidate.both is not None:
+            results, seconds = first_call(candidate.both)
+            record["first_call"]["both"] = seconds
+            record["errors"]["both"] = check(peer.name, results, want)
+        return record
+
+
+def measure(
+    shape: Shape, *, rounds: int, budget: float, names: Iterable[str] | None = None, quick: bool = False, seed: int = 0
+) -> dict[str, Any]:
+    """Times, errors and roofs of all candidates at one shape, on torch's number of threads.
+
+    Args:
+        shape: sizes of the scan.
+        rounds: how often each candidate is called at most.
+        budget: seconds per candidate and pass.
+        names: peers to take; all by default.
+        quick: whether to leave out the peers that are too slow for the quick mode.
+        seed: of the inputs.
+    """
+    inputs, cotangent = make_inputs(shape, seed)
+    judge = Judge(inputs, cotangent)
+    chosen = peers() if names is None else tuple(peer for peer in peers() if peer.name in set(names))
+    records, candidates = [], {}
+    for peer in chosen:
+        record: dict[str, Any] = {"name": peer.name, "kind": peer.kind, "how": peer.how, "cannot": peer.cannot}
+        records.append(record)
+        if quick and not peer.quick:
+            record |= {"status": "full mode only", "reason": "measured by `shippo bench --full`"}
+            continue
+        try:
+            candidate = peer.prepare(inputs, cotangent)
+            record |= judge.admit(peer, candidate)
+        except Missing as error:
+            record |= {"status": "missing", "reason": str(error)}
+        except Disagreement as error:
+            record |= {"status": "rejected", "reason": str(error)}
+        except Exception as error:
+            # A peer that breaks says so in the table; what breaks of ours must not be mistaken for a slow peer.
+            if peer.kind == "ours":
+                raise
+            record |= {"status": "failed", "reason": f"{type(error).__name__}: {str(error).splitlines()[0]}"}
+        else:
+            record["status"] = "ok"
+            candidates[peer.name] = candidate
+    roofs = _time(shape, records, candidates, rounds, budget)
+    return {"shape": asdict(shape), "threads": torch.get_num_threads(), "roofs": roofs, "candidates": records}
+
+
+def _time(
+    shape: Shape, records: list[dict[str, Any]], candidates: dict[str, Candidate], rounds: int, budget: float
+) -> dict[str, Any]:
+    """Times both passes, writing them into the records; returns their roofs."""
+    roofs = {}
+    rate = fma_rate()
+    for scan_pass in PASSES:
+        calls: dict[str, Any] = {}
+        for name, candidate in candidates.items():
+            call = candidate.forward if scan_pass == "forward" else candidate.both
+            if call is not None:
+                calls[name] = call
+        copy = Stream(shape.cells, traffic(shape, scan_pass))
+        copy()
+        timings = interleave({"copy": copy, **calls}, rounds=rounds, budget=budget)
+        bandwidth = bytes_moved(shape, scan_pass) / timings["copy"].median
+        limit = roof(shape, scan_pass, bandwidth, rate)
+        roofs[scan_pass] = limit.as_dict() | {"copy": timings["copy"].as_dict()}
+        for record in records:
+            if record["name"] in calls:
+                timing = timings[record["name"]]
+                record[scan_pass] = timing.as_dict() | {"over_roof": timing.median / limit.seconds}
+    return roofs

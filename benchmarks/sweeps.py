@@ -1,0 +1,121 @@
+"""How time grows: with T at a constant number of tokens, with N, with P and with G.
+
+Data path: each `Shape` of a sweep is checked on a corner (first row, first and last group) against the float64 reference,
+with a cotangent that is zero elsewhere, and then timed with its copy. For the T sweep, `growth` fits log(time per sequence)
+against log T; a linear scan has exponent 1.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, replace
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from benchmarks.gate import check, oracle
+from benchmarks.machine import Stream, fma_rate
+from benchmarks.peers import Candidate, Missing, Peer, peers
+from benchmarks.problem import Shape, make_inputs
+from benchmarks.roof import PASSES, bytes_moved, roof, traffic
+from benchmarks.timer import interleave
+
+TOKENS = 65536
+
+
+def length_shapes(quick: bool, groups: int = 16, tokens: int = TOKENS) -> list[Shape]:
+    """Shapes with B T = `tokens` (nearly so for a length that is no power of two) and T from 1,024 on."""
+    lengths = (1024, 8192, 65536) if quick else (1024, 2048, 3000, 4096, 8192, 16384, 32768, 65536)
+    return [Shape(batch=tokens // length, length=length, groups=groups) for length in lengths if length <= tokens]
+
+
+def size_shapes(base: Shape) -> dict[str, list[Shape]]:
+    """Shapes that differ from `base` in one of N, P, G, T; lengths that are no powers of two included."""
+    return {
+        "order": [replace(base, order=order) for order in (8, 16, 24, 32, 64, 128)],
+        "width": [replace(base, width=width) for width in (1, 2, 3, 4, 5, 8, 16)],
+        "groups": [replace(base, groups=groups) for groups in (1, 16, 64, 256)],
+        "length": [replace(base, length=length) for length in (100, 500, 512, 1000)],
+    }
+
+
+def growth(points: list[dict[str, Any]], scan_pass: str) -> float:
+    """Exponent e of time per sequence ~ T^e, by least squares in the logarithms.
+
+    Example:
+        >>> points = [{"shape": {"batch": 4 // t, "length": t}, "forward": {"median": 3.0}} for t in (1, 2, 4)]
+        >>> round(growth(points, "forward"), 12)
+        1.0
+    """
+    lengths = [point["shape"]["length"] for point in points]
+    if len(set(lengths)) < 2:
+        raise ValueError(f"growth: `points` has lengths {lengths}; expected at least two different ones")
+    seconds = [point[scan_pass]["median"] / point["shape"]["batch"] for point in points]
+    return float(np.polyfit(np.log(lengths), np.log(seconds), 1)[0])
+
+
+def measure_point(shape: Shape, names: tuple[str, ...], *, rounds: int, budget: float, rate: float) -> dict[str, Any]:
+    """Times of the named peers at one shape: ours first; its times stand at the top level, the others' under `peers`."""
+    inputs, cotangent = make_inputs(shape)
+    by_name = {peer.name: peer for peer in peers()}
+    chosen: dict[str, Candidate] = {}
+    point: dict[str, Any] = {"shape": asdict(shape), "errors": {}, "peers": {}}
+    for name in names:
+        try:
+            point["errors"][name] = check_corner(by_name[name], inputs, cotangent)
+            chosen[name] = by_name[name].prepare(inputs, cotangent)
+        except Missing as error:
+            point["peers"][name] = {"status": "missing", "reason": str(error)}
+    for scan_pass in PASSES:
+        copy = Stream(shape.cells, traffic(shape, scan_pass))
+        calls = {name: candidate.forward if scan_pass == "forward" else candidate.both for name, candidate in chosen.items()}
+        calls = {"copy": copy, **{name: call for name, call in calls.items() if call is not None}}
+        for call in calls.values():
+            call()
+        timings = interleave(calls, rounds=rounds, budget=budget)
+        limit = roof(shape, scan_pass, bytes_moved(shape, scan_pass) / timings["copy"].median, rate)
+        for name in chosen:
+            record = timings[name].as_dict() | {"over_roof": timings[name].median / limit.seconds, "active": limit.active}
+            if name == names[0]:
+                point[scan_pass] = record
+            else:
+                point["peers"].setdefault(name, {"status": "ok"})[scan_pass] = record
+    return point
+
+
+def check_corner(peer: Peer, inputs: dict[str, Tensor], cotangent: Tensor) -> float:
+    """Largest RMS error ratio of y and all gradients on the first row, first and last group. Raises `Disagreement`."""
+    groups = sorted({0, cotangent.shape[2] - 1})
+    masked = torch.zeros_like(cotangent)
+    masked[:1, :, groups] = cotangent[:1, :, groups]
+    candidate = peer.prepare(inputs, masked)
+    assert candidate.both is not None
+    assert peer.task is not None
+    results = {name: torch.from_numpy(np.array(result)) for name, result in candidate.both().items()}
+    corner = {name: _corner(name, inputs[name], groups) for name in peer.leaves}
+    want = oracle(peer.task, corner, cotangent[:1, :, groups])
+    errors = check(peer.name, {name: _corner(name, result, groups) for name, result in results.items()}, want)
+    return max(errors.values())
+
+
+def measure(quick: bool, *, rounds: int, budget: float) -> dict[str, Any]:
+    """All sweeps of a mode: T always; N, P, G and odd lengths, with `jax.lax.scan` beside, in full mode."""
+    rate = fma_rate()
+    lengths = [
+        measure_point(shape, ("shippo fused",), rounds=rounds, budget=budget, rate=rate) for shape in length_shapes(quick)
+    ]
+    result: dict[str, Any] = {
+        "threads": torch.get_num_threads(),
+        "constant_tokens": lengths,
+        "exponent": {scan_pass: growth(lengths, scan_pass) for scan_pass in PASSES},
+    }
+    if not quick:
+        names = ("shippo fused", "jax.lax.scan")
+        for letter, shapes in size_shapes(Shape(batch=4)).items():
+            result[letter] = [measure_point(shape, names, rounds=rounds, budget=budget, rate=rate) for shape in shapes]
+    return result
+
+
+def _corner(name: str, tensor: Tensor, groups: list[int]) -> Tensor:
+    return tensor[groups] if name == "drift" else tensor[:1, :, groups]

@@ -1,0 +1,238 @@
+"""The tables of a run: rows of text, read from its dictionary, shared by the terminal and the performance page.
+
+Data path: the dictionary of `run.measure` (or of its JSON) -> `tables(run)`, a list of `Table` with a
+title, a head, rows and notes.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+SIZES = {"order": "N", "width": "P", "groups": "G", "length": "T"}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Table:
+    """Rows of text under a head; numbers are already written."""
+
+    title: str
+    head: tuple[str, ...]
+    rows: list[tuple[str, ...]]
+    notes: tuple[str, ...] = ()
+
+
+def tables(run: dict[str, Any]) -> list[Table]:
+    """Every table that the run has the figures for."""
+    sections = run["sections"]
+    made = [verdict_table(run)]
+    for key in ("scan", "scan_one_thread", "scan_odd_length"):
+        if key in sections:
+            made.append(scan_table(sections[key]))
+    if "memory" in sections:
+        made.append(memory_table(sections["memory"]))
+    if "sweeps" in sections:
+        made += sweep_tables(sections["sweeps"])
+    made += [expm_table(sections[key]) for key in ("expm", "expm_one_thread") if key in sections]
+    if "training" in sections:
+        made.append(training_table(sections["training"]))
+    made += [decoding_table(sections[key]) for key in ("decoding", "decoding_batch_16") if key in sections]
+    if "projection" in sections:
+        rows = [(name.removesuffix("_s").replace("_", " "), f"{value:.2f}") for name, value in sections["projection"].items()]
+        made.append(Table(title="Compression of 100,000 samples of 16 channels, N = 64", head=("run", "seconds"), rows=rows))
+    return made
+
+
+def verdict_table(run: dict[str, Any]) -> Table:
+    """Must, aim and reached."""
+    rows = []
+    for row in run["verdict"]:
+        sign = "≥" if row["at_least"] else "≤"
+        reached = "–" if row["reached"] is None else f"{row['reached']:.3g}"
+        result = row["result"] if row["reached"] is not None else f"not measured: {row['why']}"
+        rows.append((row["what"], f"{sign} {row['must']:g}", f"{sign} {row['aim']:g}", reached, result))
+    head = ("what", "must", "aim", "reached", "which")
+    note = (
+        "Ratios inside one run, B16 T512 G64 N32 P4, float32, two threads. `which` is the better of the two that was reached."
+    )
+    return Table(title="What was to be reached", head=head, rows=rows, notes=(note,))
+
+
+def scan_table(section: dict[str, Any]) -> Table:
+    """All candidates of one scan."""
+    ours = next((record for record in section["candidates"] if record["name"] == "shippo fused"), {})
+    rows = []
+    for record in section["candidates"]:
+        if record["status"] == "ok":
+            figures = [_time(record.get(scan_pass)) for scan_pass in ("forward", "both")]
+            figures += [_times_ours(record, ours, scan_pass) for scan_pass in ("forward", "both")]
+            error = max(max(errors.values()) for errors in record["errors"].values())
+            figures.append(f"{error:.0e}")
+        else:
+            figures = [record["status"], "", "", "", ""]
+        rows.append((record["name"], *figures, _does(record)))
+    roofs = section["roofs"]
+    for scan_pass, label in (("forward", "forward"), ("both", "forward+backward")):
+        limit = roofs[scan_pass]
+        over = ours.get(scan_pass, {}).get("over_roof")
+        times = "" if over is None else f"; shippo fused takes {over:.2f} times as long"
+        rows.append((f"roof, {label}", *_roof_cells(scan_pass, limit), f"{limit['active']} is the active term{times}"))
+    notes = [
+        f"Roof of the {label}: {limit['bytes'] / 1e6:.0f} MB at {limit['bandwidth'] / 1e9:.1f} GB/s are "
+        f"{limit['bandwidth_seconds'] * 1e3:.1f} ms; {limit['fma'] / 1e9:.2f} G multiply-adds at "
+        f"{limit['fma_rate'] / 1e9:.0f} G/s are "
+        f"{limit['fma_seconds'] * 1e3:.1f} ms."
+        for limit, label in ((roofs["forward"], "forward pass"), (roofs["both"], "forward and backward pass"))
+    ]
+    notes.append(
+        "Times are medians in ms with the 20 % and 80 % quantiles; error is the largest RMS error ratio of y and all gradients."
+    )
+    notes += [
+        f"{record['name']}: {record['status']}, {record['reason']}."
+        for record in section["candidates"]
+        if record["status"] not in ("ok", "full mode only")
+    ]
+    head = ("candidate", "forward", "forward+backward", "/ ours", "/ ours, f+b", "error", "what it does, what it cannot")
+    return Table(title=f"One scan, {_shape(section['shape'])}, {_threads(section)}", head=head, rows=rows, notes=tuple(notes))
+
+
+def memory_table(records: list[dict[str, Any]]) -> Table:
+    """Peak memory."""
+    rows = []
+    for record in records:
+        if record["status"] != "ok":
+            rows.append((record["name"], record["status"], "", "", record["reason"]))
+            continue
+        megabytes = [f"{record[key] / 1e6:.0f}" for key in ("operands", "gradients", "extra")]
+        rows.append((record["name"], *megabytes, f"{record['ratio']:.3f}"))
+    head = ("candidate", "operands, MB", "gradients, MB", "extra, MB", "extra / (operands + gradients)")
+    note = "Extra is the high-water mark of the process during both passes, less what was there before, y and the gradients."
+    return Table(title="Peak memory of a forward and backward pass", head=head, rows=rows, notes=(note,))
+
+
+def sweep_tables(section: dict[str, Any]) -> list[Table]:
+    """Growth with T at constant B T, and with each of N, P, G, T alone."""
+    exponent = section["exponent"]
+    rows = [
+        (str(point["shape"]["length"]), str(point["shape"]["batch"]), *_point(point)) for point in section["constant_tokens"]
+    ]
+    note = (
+        f"Time per sequence grows as T^{exponent['forward']:.3f} forward and T^{exponent['both']:.3f} forward+backward "
+        "(fit in the logarithms)."
+    )
+    head = ("T", "B", "forward", "over roof", "forward+backward", "over roof", "error")
+    sizes = section["constant_tokens"][0]["shape"]
+    title = f"Growth with T at constant B T, G{sizes['groups']} N{sizes['order']} P{sizes['width']}, {_threads(section)}"
+    made = [Table(title=title, head=head, rows=rows, notes=(note,))]
+    for key, letter in SIZES.items():
+        if key not in section:
+            continue
+        rows = []
+        for point in section[key]:
+            peer = point["peers"].get("jax.lax.scan", {"status": "missing"})
+            beside = [
+                f"{peer[scan_pass]['median'] / point[scan_pass]['median']:.1f} ×" if peer["status"] == "ok" else peer["status"]
+                for scan_pass in ("forward", "both")
+            ]
+            rows.append((str(point["shape"][key]), *_point(point), *beside))
+        head = (letter, "forward", "over roof", "forward+backward", "over roof", "error", "ahead of jax.lax.scan", "f+b")
+        others = ", ".join(
+            f"{name} = {section[key][0]['shape'][size]}" for size, name in (("batch", "B"), *SIZES.items()) if size != key
+        )
+        made.append(Table(title=f"Growth with {letter} ({others})", head=head, rows=rows))
+    return made
+
+
+def expm_table(section: dict[str, Any]) -> Table:
+    """Right actions of small width."""
+    candidates = section["candidates"]
+    ours = candidates["shippo expm"]
+    rows = [
+        (
+            name,
+            _time(record["forward"]),
+            _time(record["both"]),
+            f"{record['both']['median'] / ours['both']['median']:.3g} ×",
+            f"{max(record['errors'].values()):.0e}",
+        )
+        for name, record in candidates.items()
+    ]
+    title = f"{section['num_matrices']:,} right actions {section['width']}x{section['width']}, {_threads(section)}"
+    return Table(title=title, head=("candidate", "forward", "forward+backward", "/ ours, f+b", "error"), rows=rows)
+
+
+def training_table(section: dict[str, Any]) -> Table:
+    """Training steps and the generator."""
+    base = section["models"]["No-right"]["median"]
+    rows = [
+        (
+            name,
+            f"{record['parameters'] / 1e6:.2f} M",
+            _time(record),
+            f"{record['tokens_per_second']:,.0f}",
+            f"{record['median'] / base:.2f}",
+            f"{record['error']:.0e}",
+        )
+        for name, record in section["models"].items()
+    ]
+    made = section["generator"]["tokens_per_second"]
+    fastest = max(record["tokens_per_second"] for record in section["models"].values())
+    note = f"The generator makes {made:,.0f} tokens/s, {made / fastest:.0f} times what the fastest of these models trains on."
+    head = ("model", "parameters", "step", "tokens/s", "over No-right", "error")
+    title = f"Training step on Transport-MQAR, B{section['batch']} T{section['length']}, {_threads(section)}"
+    return Table(title=title, head=head, rows=rows, notes=(note,))
+
+
+def decoding_table(section: dict[str, Any]) -> Table:
+    """Tokens per second by context length."""
+    contexts = sorted({rate["context"] for rate in section["rates"]})
+    by_model: dict[str, dict[int, float]] = {}
+    for rate in section["rates"]:
+        by_model.setdefault(rate["model"], {})[rate["context"]] = rate["tokens_per_second"]
+    rows = [(model, *(f"{rates[context]:,.0f}" for context in contexts)) for model, rates in by_model.items()]
+    note = (
+        "The Transformer's cache is allocated at the length of the context and filled with random keys and values instead of a "
+        "prefill; it is written in place, so that a token does not copy it."
+    )
+    title = f"Decoding, tokens/s, batch {section['batch']}, {_threads(section)}"
+    return Table(title=title, head=("model", *(f"context {context:,}" for context in contexts)), rows=rows, notes=(note,))
+
+
+def _time(timing: dict[str, Any] | None) -> str:
+    if timing is None:
+        return "–"
+    middle, low, high = (1e3 * timing[key] for key in ("median", "p20", "p80"))
+    digits = 0 if middle >= 100 else 1 if middle >= 10 else 2
+    return f"{middle:.{digits}f} ({low:.{digits}f}–{high:.{digits}f})"
+
+
+def _times_ours(record: dict[str, Any], ours: dict[str, Any], scan_pass: str) -> str:
+    if scan_pass not in record or scan_pass not in ours:
+        return "–"
+    return f"{record[scan_pass]['median'] / ours[scan_pass]['median']:.3g} ×"
+
+
+def _does(record: dict[str, Any]) -> str:
+    cannot = f"; not: {record['cannot']}" if record["cannot"] else ""
+    return f"{record['kind']}, {record['how']}{cannot}"
+
+
+def _roof_cells(scan_pass: str, limit: dict[str, Any]) -> tuple[str, ...]:
+    seconds = f"{1e3 * limit['seconds']:.2f}"
+    return (seconds, "", "", "", "") if scan_pass == "forward" else ("", seconds, "", "", "")
+
+
+def _point(point: dict[str, Any]) -> tuple[str, ...]:
+    cells = []
+    for scan_pass in ("forward", "both"):
+        cells += [_time(point[scan_pass]), f"{point[scan_pass]['over_roof']:.2f}"]
+    return (*cells, f"{point['errors']['shippo fused']:.0e}")
+
+
+def _shape(shape: dict[str, int]) -> str:
+    letters = {"batch": "B", "length": "T", "groups": "G", "order": "N", "width": "P"}
+    return " ".join(f"{letter}{shape[name]}" for name, letter in letters.items())
+
+
+def _threads(section: dict[str, Any]) -> str:
+    return "one thread" if section["threads"] == 1 else f"{section['threads']} threads"

@@ -1,0 +1,104 @@
+"""What was to be reached, what was aimed at, and what was reached, from the dictionary of a run.
+
+Data path: `targets()` lists the rows with the path of arithmetic that reads each figure out of a run's sections; `verdict(run)`
+fills in what was reached. A row whose section is not in the run, or whose peer is missing, has no figure and says so.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Target:
+    """One ratio that a run is judged by."""
+
+    what: str
+    must: float
+    aim: float
+    at_least: bool
+    """Whether larger is better."""
+    read: Callable[[dict[str, Any]], float] = field(repr=False)
+
+    def met(self, reached: float, wanted: float) -> bool:
+        """Whether a figure is as good as wanted."""
+        return reached >= wanted if self.at_least else reached <= wanted
+
+
+def find(run: dict[str, Any], name: str) -> dict[str, Any]:
+    """The record of a candidate in the two-thread scan; `KeyError` where it has no time."""
+    record = next((record for record in run["sections"]["scan"]["candidates"] if record["name"] == name), None)
+    if record is None or record["status"] != "ok":
+        raise KeyError(f"{name} has no time: {'not in the run' if record is None else record['reason']}")
+    return record
+
+
+def ahead(run: dict[str, Any], peer: str, scan_pass: str, ours: str = "shippo fused") -> float:
+    """How many times faster ours is than a peer."""
+    return find(run, peer)[scan_pass]["median"] / find(run, ours)[scan_pass]["median"]
+
+
+def targets() -> tuple[Target, ...]:
+    """The rows, in order. Ratios are inside one run, at B16 T512 G64 N32 P4, float32, two threads."""
+
+    def expm_ahead(run: dict[str, Any]) -> float:
+        candidates = run["sections"]["expm"]["candidates"]
+        return candidates["torch.linalg.matrix_exp"]["both"]["median"] / candidates["shippo expm"]["both"]["median"]
+
+    def training_ratio(run: dict[str, Any]) -> float:
+        models = run["sections"]["training"]["models"]
+        return models["StructGen-Split"]["median"] / models["No-right"]["median"]
+
+    def memory_ratio(run: dict[str, Any]) -> float:
+        record = next(record for record in run["sections"]["memory"] if record["name"] == "shippo fused")
+        return record["ratio"]
+
+    def faster(peer: str, scan_pass: str) -> Callable[[dict[str, Any]], float]:
+        return lambda run: ahead(run, peer, scan_pass)
+
+    def over_roof(scan_pass: str) -> Callable[[dict[str, Any]], float]:
+        return lambda run: find(run, "shippo fused")[scan_pass]["over_roof"]
+
+    def row(what: str, must: float, aim: float, read: Callable[[dict[str, Any]], float], *, at_least: bool = True) -> Target:
+        return Target(what=what, must=must, aim=aim, at_least=at_least, read=read)
+
+    return (
+        row("forward time over its roof", 4, 1.5, over_roof("forward"), at_least=False),
+        row("forward+backward time over its roof", 7, 2.5, over_roof("both"), at_least=False),
+        row("ahead of jax.lax.scan, forward", 10, 20, faster("jax.lax.scan", "forward")),
+        row("ahead of jax.lax.scan, forward+backward", 15, 40, faster("jax.lax.scan", "both")),
+        row("ahead of a PyTorch loop, forward+backward", 100, 200, faster("PyTorch loop", "both")),
+        row("ahead of mambapy's pscan, forward", 20, 40, faster("mambapy pscan", "forward")),
+        row("ahead of mambapy's pscan, forward+backward", 15, 40, faster("mambapy pscan", "both")),
+        row("expm ahead of torch.linalg.matrix_exp, forward+backward", 30, 100, expm_ahead),
+        row("training step of StructGen-Split over No-right", 1.5, 1.3, training_ratio, at_least=False),
+        row(
+            "growth of time with T from 1,024 to 65,536, exponent",
+            1.05,
+            1.01,
+            lambda run: max(run["sections"]["sweeps"]["exponent"].values()),
+            at_least=False,
+        ),
+        row("peak extra memory over operands and gradients", 0.25, 0.1, memory_ratio, at_least=False),
+    )
+
+
+def verdict(run: dict[str, Any]) -> list[dict[str, Any]]:
+    """One row per target: `what`, `must`, `aim`, `at_least`, `reached`, and `result`.
+
+    `result` is "aim", "must", "missed", or "not measured" with the reason in `why` and `reached` None.
+    """
+    rows = []
+    for target in targets():
+        row: dict[str, Any] = {"what": target.what, "must": target.must, "aim": target.aim, "at_least": target.at_least}
+        try:
+            reached = float(target.read(run))
+        except (KeyError, StopIteration, TypeError) as error:
+            row |= {"reached": None, "result": "not measured", "why": str(error).strip("'\"") or "not in the run"}
+        else:
+            result = "aim" if target.met(reached, target.aim) else "must" if target.met(reached, target.must) else "missed"
+            row |= {"reached": reached, "result": result}
+        rows.append(row)
+    return rows
