@@ -24,14 +24,6 @@ from shippo_ssm.tasks.mqar import (
 )
 
 
-@pytest.fixture(autouse=True, scope="module")
-def one_thread():
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
-
-
 def replay(events, row: int, library: list[list[list[int]]]):
     """One example, event by event: every OP multiplies every stored value. Yields what each QUERY should hold."""
     stored: dict[int, list[int]] = {}

@@ -48,8 +48,10 @@ class RotationConfig(RecallConfig):
     num_keys: int = 256
     curriculum: tuple[tuple[float, int, int], ...] = ((0.2, 8, 1), (0.4, 12, 2), (1.0, 24, 3))
     """(until this fraction of the steps, length, active keys)."""
-    start_scale: float = 0.05
+    start_scale: float = 0.0125
     """Standard deviation of the right coordinates at the start, around the identity."""
+    start_step: float = 4.0
+    """Step at the start. An angle is step x coordinate, so this is how much faster angles move than other parameters."""
     steps: int = 3000
     num_seeds: int = 3
     batch: int = 64
@@ -93,8 +95,7 @@ class RotationMemory(nn.Module):
         self.read = nn.Parameter(keys.clone())
         start = self.family.init_coordinates().expand(num_types, groups, -1)
         self.coords = nn.Parameter(start + config.start_scale * torch.randn(start.shape))
-        # softplus(0.54) = 1: a coordinate is an angle, or an entry of the generator, as it stands.
-        self.raw_step = nn.Parameter(torch.full((num_types, groups), math.log(math.e - 1)))
+        self.raw_step = nn.Parameter(torch.full((num_types, groups), math.log(math.expm1(config.start_step))))
         self.log_decay = nn.Parameter(torch.full((groups, order), math.log(1e-3)))
         self.readout = nn.Linear(groups, MODULUS)
         self.use_right = True
