@@ -74,7 +74,10 @@ def plot_frame(transport: Transport, t: float, *, num_points: int = 400) -> Figu
             axis.plot(s, frame[:, row, column], lw=1.4, label=f"V[{row + 1}, {column + 1}]")
         axis.set_ylabel(f"row {row + 1}")
         axis.legend(fontsize=7, ncols=transport.width)
-    axes[-1].plot(s, np.linalg.slogdet(frame)[1], color="0.2", lw=1.4)
+    volume = np.linalg.slogdet(frame)[1]
+    axes[-1].plot(s, volume, color="0.2", lw=1.4)
+    # A frame that keeps volumes shows a flat line, not its rounding errors.
+    axes[-1].set_ylim(min(-0.1, 1.1 * volume.min()), max(0.1, 1.1 * volume.max()))
     axes[-1].set_ylabel("log det V")
     axes[-1].set_xlabel("s")
     return figure
