@@ -2,8 +2,9 @@
 
 A memory is a generator A, [N, N] or the N entries of a complex diagonal, and an input vector B [N]. With the input held
 constant over one step, C_k = left_k C_{k-1} + gain_k f_k^T holds exactly: left = exp(step A) and
-gain = int_0^step exp(s A) B ds for a stationary memory, and, for a scaled one between the times k - 1 and k, left_k = exp(log(k / (k - 1)) A) and
-gain_k = (I - left_k) (-A)^{-1} B, with left_1 = 0, since nothing was before. All of it is float64.
+gain = int_0^step exp(s A) B ds for a stationary memory, and, for a scaled one between the times k - 1 and k,
+left_k = exp(log(k / (k - 1)) A) and gain_k = (I - left_k) (-A)^{-1} B, with left_1 = 0, since nothing was before. All of it is
+float64.
 """
 
 from __future__ import annotations
