@@ -31,12 +31,14 @@ _FORMATS = {"float32": (23, 127, 5), "float64": (52, 1023, 11)}
 
 
 def simd_lanes(dtype: str, length: int) -> int:
-    """Lanes of a vector along an axis of `length`: one register, but at least four and no more than needed."""
-    from llvmlite import binding
+    """Lanes of a vector along an axis of `length`: 64 bytes where that divides the axis, otherwise 32, at least four lanes.
 
-    features = binding.get_host_cpu_features()
-    register = 64 if features.get("avx512f") else 32
-    return min(register // np.dtype(dtype).itemsize, max(4, 1 << max(0, length - 1).bit_length()))
+    64 bytes are one register, or two that share every broadcast; LLVM splits what the processor cannot hold.
+    """
+    half = 32 // np.dtype(dtype).itemsize
+    if length % (2 * half) == 0:
+        return 2 * half
+    return half if length > 4 else 4
 
 
 def simd(dtype: str, lanes: int) -> Callable[[Callable[..., None]], Any]:

@@ -41,6 +41,7 @@ def padded_order(dtype: str, order: int) -> int:
 def build_forward(dtype: str, order: int, width: int, rank: int, has_right: bool, varying: bool, chunk: int) -> Any:
     """The forward kernel: y, the final states and, unless `checkpoints` is empty, the state before every chunk."""
     advance = _advance(dtype, order, width, rank, has_right, has_output=True)
+    decay = _decay(dtype, order)
     row = padded_order(dtype, order)
     size = width * row
     element = np.dtype(dtype).type
@@ -51,6 +52,7 @@ def build_forward(dtype: str, order: int, width: int, rank: int, has_right: bool
     ):  # fmt: skip
         num_blocks = (groups + block - 1) // block
         states = np.empty(block * size, element)
+        decays = np.empty(block * row, element)
         for item in range(start, stop):
             sequence, first = item // num_blocks, item % num_blocks * block
             count = min(block, groups - first)
@@ -67,10 +69,11 @@ def build_forward(dtype: str, order: int, width: int, rank: int, has_right: bool
                     kept = ((first_chunk[sequence] + (low - begin) // chunk) * groups + first) * size
                     checkpoints[kept : kept + count * size] = states[: count * size]
                 for t in range(low, min(low + chunk, end)):
+                    u = t * groups + first
                     for g in range(count):
-                        u = t * groups + first + g
-                        d = u if varying else first + g
-                        advance(states, g * size, g * size, value, write, read, step, drift, right, u, d, y, 0)
+                        decay(step, u + g, drift, u + g if varying else first + g, decays, g * row)
+                    for g in range(count):
+                        advance(states, g * size, g * size, decays, g * row, value, write, read, right, u + g, y)
             for g in range(count):
                 for n in range(order):
                     for p in range(width):
@@ -83,6 +86,7 @@ def build_backward(dtype: str, order: int, width: int, rank: int, has_right: boo
     """The backward kernel: gradients of every operand; a constant drift's is left as one partial per sequence."""
     advance = _advance(dtype, order, width, rank, has_right, has_output=False)
     retreat = _retreat(dtype, order, width, rank, has_right, varying)
+    decay = _decay(dtype, order)
     row = padded_order(dtype, order)
     size = width * row
     element = np.dtype(dtype).type
@@ -113,12 +117,12 @@ def build_backward(dtype: str, order: int, width: int, rank: int, has_right: boo
                 kept = ((first_chunk[sequence] + k) * groups + first) * size
                 states[: count * size] = checkpoints[kept : kept + count * size]
                 for t in range(low, high):
+                    u, s = t * groups + first, (t - low) * block
                     for g in range(count):
-                        u = t * groups + first + g
-                        d = u if varying else first + g
-                        s = (t - low) * block + g
-                        old, new = s * size, (s + block) * size
-                        advance(states, old, new, value, write, read, step, drift, right, u, d, decays, s * row)
+                        decay(step, u + g, drift, u + g if varying else first + g, decays, (s + g) * row)
+                    for g in range(count):
+                        old, new = (s + g) * size, (s + g + block) * size
+                        advance(states, old, new, decays, (s + g) * row, value, write, read, right, u + g, dy)
                 # A chunk's share of the drift gradient is summed apart, so that long sequences lose no digits.
                 slopes[:] = 0
                 for t in range(high - 1, low - 1, -1):
@@ -145,25 +149,36 @@ def build_backward(dtype: str, order: int, width: int, rank: int, has_right: boo
     return backward
 
 
+def _decay(dtype: str, order: int) -> Any:
+    """exp(step drift) of one position and group, in a loop of its own: its long dependency chains then overlap."""
+
+    @simd(dtype, simd_lanes(dtype, order))
+    def decay(emit: Emitter, step: Pointer, u: Any, drift: Pointer, d: Any, decays: Pointer, a: Any) -> None:
+        rate = emit.mul(emit.splat(step, u), emit.constant(math.log2(math.e)))
+        for n in emit.blocks(order):
+            exponent = emit.mul(rate, emit.load(drift, emit.at(emit.times(d, order), n)))
+            emit.store(decays, emit.at(a, n), emit.exp2(exponent), padded=True)
+
+    return decay
+
+
 def _advance(dtype: str, order: int, width: int, rank: int, has_right: bool, has_output: bool) -> Any:
     """One position of one group: the state at `old` gives the state at `new`, and either y or a copy of the decay."""
     row = padded_order(dtype, order)
 
     @simd(dtype, simd_lanes(dtype, order))
     def advance(
-        emit: Emitter, states: Pointer, old: Any, new: Any, value: Pointer, write: Pointer, read: Pointer,
-        step: Pointer, drift: Pointer, right: Pointer, u: Any, d: Any, out: Pointer, o: Any,
+        emit: Emitter, states: Pointer, old: Any, new: Any, decays: Pointer, a: Any, value: Pointer,
+        write: Pointer, read: Pointer, right: Pointer, u: Any, y: Pointer,
     ) -> None:  # fmt: skip
-        rate = emit.mul(emit.splat(step, u), emit.constant(math.log2(math.e)))
         values = _splats(emit, value, emit.times(u, rank * width), rank, width)
         outputs = [emit.variable() for _ in range(width)]
         for n in emit.blocks(order):
-            decay = emit.exp2(emit.mul(rate, emit.load(drift, emit.at(emit.times(d, order), n))))
+            left = emit.load(decays, emit.at(a, n), padded=True)
             state = _rows(emit, states, emit.at(old, n), width, row)
             if has_right:
-                rights = _splats(emit, right, emit.times(u, width * width), width, width)
-                state = [emit.dot(state, column) for column in zip(*rights)]
-            state = [emit.mul(decay, x) for x in state]
+                state = _product(emit, state, right, emit.times(u, width * width))
+            state = [emit.mul(left, x) for x in state]
             for r in range(rank):
                 where = emit.load(write, emit.at(emit.times(u, rank * order), n, r * order))
                 state = [emit.fma(where, x, h) for x, h in zip(values[r], state)]
@@ -173,10 +188,8 @@ def _advance(dtype: str, order: int, width: int, rank: int, has_right: bool, has
                 readout = emit.load(read, emit.at(emit.times(u, order), n))
                 for output, h in zip(outputs, state):
                     output.set(emit.fma(readout, h, output.get()))
-            else:
-                emit.store(out, emit.at(o, n), decay, padded=True)
         if has_output:
-            emit.store_sums(out, emit.times(u, width), [output.get() for output in outputs])
+            emit.store_sums(y, emit.times(u, width), [output.get() for output in outputs])
 
     return advance
 
@@ -208,13 +221,12 @@ def _retreat(dtype: str, order: int, width: int, rank: int, has_right: bool, var
                 emit.store(dwrite, source, emit.dot(upper, values[r]))
                 for total, x in zip(dvalues[r], upper):
                     total.set(emit.fma(where, x, total.get()))
-            decay = emit.load(decays, emit.at(a, n), padded=True)
-            lower = [emit.mul(decay, x) for x in upper]
+            left = emit.load(decays, emit.at(a, n), padded=True)
+            lower = [emit.mul(left, x) for x in upper]
             if has_right:
                 for p in range(width):
                     emit.store(moved, emit.at(n, p * row), lower[p], padded=True)
-                rights = _splats(emit, right, emit.times(u, width * width), width, width)
-                lower = [emit.dot(lower, line) for line in rights]
+                lower = _product(emit, lower, right, emit.times(u, width * width), transpose=True)
             for p in range(width):
                 emit.store(adjoint, emit.at(s, n, p * row), lower[p], padded=True)
             slope = emit.dot(_rows(emit, states, emit.at(old, n), width, row), lower)
@@ -244,6 +256,17 @@ def _retreat(dtype: str, order: int, width: int, rank: int, has_right: bool, var
                     emit.store_sums(dright, emit.at(start, p * width + left), [total.get() for total in line])
 
     return retreat
+
+
+def _product(emit: Emitter, rows: list[Any], matrix: Pointer, start: Any, transpose: bool = False) -> list[Any]:
+    """rows [P] times the P x P matrix: one row after another, so that a matrix entry is loaded right where it is used."""
+    width = len(rows)
+    result: list[Any] = [None] * width
+    for p, x in enumerate(rows):
+        for q in range(width):
+            entry = emit.splat(matrix, emit.at(start, q * width + p if transpose else p * width + q))
+            result[q] = emit.mul(x, entry) if p == 0 else emit.fma(x, entry, result[q])
+    return result
 
 
 def _rows(emit: Emitter, array: Pointer, start: Any, count: int, row: int) -> list[Any]:
