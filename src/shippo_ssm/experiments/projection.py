@@ -53,6 +53,8 @@ class ProjectionConfig(RowConfig):
     learning_rate: float = 3e-4
     weight_decay: float = 1e-2
     clip: float = 1.0
+    init_noise: float = 0.3
+    """Random part of the maps that start near the identity, relative to a random map of the usual scale."""
 
     @property
     def optimiser(self) -> AdamW:
@@ -113,12 +115,17 @@ class Projection:
         return Batch(*sequences, frame, torch.einsum("tn,mtd->mnd", self.written, moved))
 
     def init(self, seed: int) -> dict[str, Tensor]:
-        """Random maps at the usual scales; learned generators start at the true ones."""
-        config, rng = self.config, stream(seed, INIT)
+        """A random write vector, and maps near the identity: readout and front end start close to passing the state through."""
+        config = self.config
+        d, order, rank = config.width, config.d_state, config.rank
+
+        def noise(name: str) -> Tensor:
+            return torch.randn(self.layout.shapes[name], generator=stream(seed, INIT, *name.encode()))
+
         parameters = {
-            "front": torch.randn(self.layout.shapes["front"], generator=rng) / math.sqrt(config.width),
-            "write": torch.randn(self.layout.shapes["write"], generator=rng) * config.epsilon**0.5,
-            "readout": torch.randn(self.layout.shapes["readout"], generator=rng) / math.sqrt(config.d_state * config.width),
+            "front": torch.eye(d).repeat(1, rank) + config.init_noise * noise("front") / math.sqrt(d),
+            "write": noise("write") * config.epsilon**0.5,
+            "readout": torch.eye(order * d) + config.init_noise * noise("readout") / math.sqrt(order * d),
         }
         if config.right == "learned":
             parameters["generators"] = self.task.generators.float().flatten(1)

@@ -77,7 +77,8 @@ def facts(experiment: Experiment, result: Result) -> str:
     tables = ", ".join(paper_numbers()[key]["label"] for key in experiment.tables)
     return (
         f"{result.source}: preset {result.preset}, {steps} steps, {seeds} seed{'s' * (seeds != 1)}, "
-        f"mean ± sample standard deviation, {result.seconds / 60:.1f} minutes, torch {result.versions['torch']}; paper: {tables}"
+        f"mean ± sample standard deviation, {result.seconds / 60:.1f} minutes, torch {result.versions['torch']}; "
+        f"paper: {tables}"
     )
 
 

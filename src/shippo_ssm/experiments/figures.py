@@ -1,0 +1,166 @@
+"""The paper's two figures: the main evidence in four panels, and the overview of the lift.
+
+Figures are drawn without `pyplot`, so that drawing needs no display and leaves no global state behind.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from shippo_ssm.experiments.core import Result
+from shippo_ssm.experiments.tables import paper_row
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+OURS, PAPER, PLAIN, BOUND = "#1b6ca8", "#8c8c8c", "#c44e52", "#4c9f70"
+TABLES = ("paired", "right-transport")
+
+
+def new_figure(width: float, height: float, columns: int = 1) -> tuple[Any, list[Axes]]:
+    """A figure in inches with a row of axes."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(width, height), layout="constrained")
+    axes = figure.subplots(1, columns, squeeze=False)[0]
+    return figure, list(axes)
+
+
+def save(figure: Any, path: Path) -> None:
+    """Write a picture; its ending chooses the format."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path, dpi=200)
+
+
+def _token(axes: Axes, x: float, y: float, text: str, color: str, width: float = 0.24) -> None:
+    from matplotlib.patches import FancyBboxPatch
+
+    shape = FancyBboxPatch(
+        (x - width / 2, y - 0.06), width, 0.12, boxstyle="round,pad=0.012", facecolor=color, edgecolor="none"
+    )
+    axes.add_patch(shape)
+    axes.text(x, y, text, ha="center", va="center", fontsize=9, color="white")
+
+
+def _arrow(axes: Axes, start: tuple[float, float], end: tuple[float, float], color: str = "black") -> None:
+    axes.annotate("", xy=end, xytext=start, arrowprops={"arrowstyle": "->", "color": color, "lw": 1.2})
+
+
+def _schematic(axes: Axes) -> None:
+    axes.set_axis_off()
+    axes.set_xlim(0, 1)
+    axes.set_ylim(0, 1)
+    orders = (
+        (r"OP$_a(\alpha)$", r"OP$_b(\beta)$", r"$v^\top R_aR_b$"),
+        (r"OP$_b(\beta)$", r"OP$_a(\alpha)$", r"$v^\top R_bR_a$"),
+    )
+    for y, (first, second, answer) in zip((0.72, 0.44), orders):
+        _token(axes, 0.13, y, "WRITE $v$", OURS)
+        _token(axes, 0.42, y, first, BOUND if y > 0.5 else PLAIN)
+        _token(axes, 0.71, y, second, PLAIN if y > 0.5 else BOUND)
+        axes.text(0.86, y, answer, va="center", fontsize=10)
+    axes.text(0.5, 0.2, r"$\Delta=v^\top(R_aR_b-R_bR_a)=\alpha\beta\,v_1e_3^\top$", ha="center", fontsize=11)
+    axes.text(0.5, 0.06, "operations write nothing: only a right action\ncan move what is stored", ha="center", fontsize=8)
+
+
+def _by_rank(axes: Axes, result: Result, key: str, label: str) -> None:
+    found = [row for name, row in result.rows.items() if name.startswith("no-right")]
+    ranks = [row.config["rank"] for row in found]
+    axes.errorbar(ranks, [row.mean(key) for row in found], [row.std(key) for row in found], fmt="o-", color=OURS, label="ours")
+    paper = [paper_row(TABLES, row.name)[key] for row in found]
+    spread = [std or 0.0 for _, std in paper]
+    axes.errorbar(ranks, [mean for mean, _ in paper], spread, fmt="s--", color=PAPER, label="paper", markersize=4)
+    axes.set_xscale("log", base=2)
+    axes.set_xticks(ranks, [str(rank) for rank in ranks])
+    axes.set_xlabel("write rank r")
+    axes.set_ylabel(label)
+
+
+def main_evidence(result: Result, path: Path) -> None:
+    """The paper's main figure: task, NMSE by rank, pair NMSE by rank, right actions with and without R -> I.
+
+    Raises:
+        ValueError: the result lacks the rows that the figure compares.
+    """
+    blind = [name for name in result.rows if name.startswith("no-right")]
+    right = [row for row in result.rows.values() if "identity_pair_nmse" in row.metrics]
+    if not blind or not right:
+        raise ValueError(f"{result.source} lacks no-right or right-transport rows; run all rows with `shippo run paired`")
+    figure, (task, ordinary, pair, transported) = new_figure(15.5, 3.6, 4)
+    _schematic(task)
+    _by_rank(ordinary, result, "nmse", "Eval NMSE")
+    bound = [row.mean("order_averaged_bound") for row in result.rows.values() if "order_averaged_bound" in row.metrics]
+    if bound:
+        ordinary.axhline(bound[0], color=BOUND, ls=":", label="order-averaged bound")
+    ordinary.set_yscale("log")
+    ordinary.legend(frameon=False, fontsize=8)
+    _by_rank(pair, result, "pair_nmse", r"Pair $\Delta$ NMSE")
+    pair.set_ylim(0, 1.2)
+    pair.legend(frameon=False, fontsize=8, loc="lower left")
+    places = range(len(right))
+    for offset, key, color, label in (
+        (-0.12, "pair_nmse", OURS, "trained"),
+        (0.12, "identity_pair_nmse", PLAIN, r"$R_t\to I$"),
+    ):
+        for place, row in zip(places, right):
+            low, mean, high = min(row.metrics[key]), row.mean(key), max(row.metrics[key])
+            transported.plot([place + offset] * 2, [low, high], color=color, lw=1)
+            transported.plot(place + offset, mean, "o", color=color, label=label if place == 0 else None)
+    for place, row in zip(places, right):
+        paper = paper_row(TABLES, row.name).get("pair_nmse")
+        if paper:
+            transported.plot(place - 0.12, paper[0], "s", color=PAPER, markersize=4, label="paper" if place == 0 else None)
+    transported.set_yscale("log")
+    transported.set_ylabel(r"Pair $\Delta$ NMSE")
+    transported.set_xticks(list(places), [row.label.replace("SHiPPO ", "").replace(" (", "\n(") for row in right], fontsize=7)
+    transported.legend(frameon=False, fontsize=8)
+    for axes, letter in zip((task, ordinary, pair, transported), "abcd"):
+        axes.set_title(f"({letter})", loc="left", fontsize=10)
+    save(figure, path)
+
+
+def overview(path: Path) -> None:
+    """The lift: HiPPO in fixed channel coordinates, SHiPPO in a moving frame, the selective cell. Frames are computed, not sketched."""
+    import torch
+
+    figure, panels = new_figure(13.5, 4.2, 3)
+    titles = ("HiPPO: fixed coordinates", "SHiPPO: the frame moves", "Selective cell: small groups, exact scan")
+    equations = (
+        r"$\dot C=A_LC+B_Lf^\top$",
+        r"$\dot C=A_LC+B_Lf^\top+C\,A_R$",
+        r"$H_t=L_tH_{t-1}R_t+U_t,\quad y_t=c_t^\top H_t$",
+    )
+    for axes, title, equation in zip(panels, titles, equations):
+        axes.set_axis_off()
+        axes.set_xlim(0, 1)
+        axes.set_ylim(0, 1)
+        axes.set_title(title, fontsize=12)
+        axes.text(0.5, 0.06, equation, ha="center", fontsize=13)
+    turn = torch.tensor([[0.0, 0.35], [-0.35, -0.12]])
+    for axes, generator in ((panels[0], torch.zeros(2, 2)), (panels[1], turn)):
+        for step in range(5):
+            frame = torch.linalg.matrix_exp(step * generator)
+            x, y = 0.12 + 0.19 * step, 0.55
+            for row, color in zip(frame.tolist(), (OURS, PLAIN)):
+                _arrow(axes, (x, y), (x + 0.12 * row[0], y + 0.26 * row[1]), color)
+            axes.text(x, 0.3, f"$t_{step}$", ha="center", fontsize=10)
+        axes.text(0.5, 0.9, "channel frame of the stored history", ha="center", fontsize=9)
+    cell = panels[2]
+    for x, name in ((0.16, "$t-1$"), (0.84, "$t$")):
+        for row in range(4):
+            for column in range(3):
+                low = (x - 0.09 + 0.06 * column, 0.42 + 0.08 * row)
+                cell.add_patch(_square(low, OURS, 0.25 + 0.15 * ((row + 2 * column) % 4)))
+        cell.text(x, 0.34, f"$H_{{{name[1:-1]}}}$", ha="center", fontsize=11)
+    _arrow(cell, (0.28, 0.58), (0.72, 0.58))
+    cell.text(0.5, 0.63, r"$L_t\,\cdot\,R_t$", ha="center", fontsize=12)
+    cell.text(0.5, 0.48, r"$+\;b_tx_t^\top$", ha="center", fontsize=11)
+    cell.text(0.5, 0.88, "left: diagonal decay of N orders; right: action on P channels", ha="center", fontsize=9)
+    save(figure, path)
+
+
+def _square(corner: tuple[float, float], color: str, alpha: float) -> Any:
+    from matplotlib.patches import Rectangle
+
+    return Rectangle(corner, 0.055, 0.07, facecolor=color, alpha=alpha, edgecolor="white")

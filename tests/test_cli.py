@@ -1,0 +1,189 @@
+"""The command line: help, commands, and errors of one line."""
+
+import json
+import re
+import sys
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from shippo_ssm import cli
+from shippo_ssm.experiments import names
+
+COMMANDS = ("demo", "list", "run", "table", "figure", "report", "verify", "bench", "inspect")
+
+
+def call(monkeypatch, capsys, *words):
+    """Run `shippo WORDS` as the console script does: exit code, stdout, stderr."""
+    monkeypatch.setattr(sys, "argv", ["shippo", *words])
+    with pytest.raises(SystemExit) as exit:
+        cli.main()
+    out, err = capsys.readouterr()
+    code = exit.value.code
+    return (0 if code is None else code), out, err
+
+
+@pytest.fixture(scope="module")
+def smoke_run(tmp_path_factory):
+    """A folder with a smoke run of two rows of `paired`."""
+    folder = tmp_path_factory.mktemp("cli") / "run"
+    words = ["run", "paired", "--smoke", "--jobs", "1", "--out", str(folder), "--row", "no-right-r1", "--row", "oracle"]
+    outcome = CliRunner().invoke(cli.app, words)
+    assert outcome.exit_code == 0, outcome.output
+    assert "No-right r = 1" in outcome.output
+    return folder
+
+
+def test_help_is_a_table_of_contents(monkeypatch, capsys):
+    code, out, _ = call(monkeypatch, capsys, "--help")
+    assert code == 0
+    places = [out.index(panel) for panel in ("Start here", "The paper's evidence", "Theory, speed, your own models")]
+    assert places == sorted(places)
+    assert all(re.search(rf"\b{command}\b", out) for command in COMMANDS)
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_every_command_has_an_example(monkeypatch, capsys, command):
+    code, out, _ = call(monkeypatch, capsys, command, "--help")
+    assert code == 0
+    assert f"Example: shippo {command}" in " ".join(out.split())
+
+
+def test_list_names_the_experiments(monkeypatch, capsys):
+    code, out, _ = call(monkeypatch, capsys, "list", "--json")
+    assert code == 0
+    assert [row["name"] for row in json.loads(out)] == list(names())
+    code, out, _ = call(monkeypatch, capsys, "list")
+    assert code == 0
+    assert "paired" in out
+
+
+@pytest.mark.parametrize(
+    ("format", "expected"), [("text", "Pair-Delta NMSE"), ("markdown", "| Model |"), ("latex", r"\toprule")]
+)
+def test_table_layouts(monkeypatch, capsys, smoke_run, format, expected):
+    code, out, _ = call(monkeypatch, capsys, "table", "paired", "--out", str(smoke_run), "--format", format)
+    assert code == 0
+    assert expected in out
+    assert "2.44e-07" in out
+
+
+def test_table_for_machines(monkeypatch, capsys, smoke_run):
+    code, out, _ = call(monkeypatch, capsys, "table", "paired", "--out", str(smoke_run), "--json")
+    assert code == 0
+    rows = json.loads(out)["rows"]
+    assert [row["name"] for row in rows] == ["no-right-r1", "oracle"]
+    assert rows[0]["ours"]["pair_nmse"][0] == pytest.approx(1, abs=1e-5)
+    assert rows[0]["holds"]
+    assert not rows[1]["holds"]
+
+
+def test_figures(monkeypatch, capsys, smoke_run, tmp_path):
+    code, out, _ = call(monkeypatch, capsys, "figure", "paired", "--run", str(smoke_run), "--out", str(tmp_path / "a.png"))
+    assert (code, "a.png" in out) == (0, True)
+    assert (tmp_path / "a.png").stat().st_size > 10_000
+
+
+def test_a_second_run_needs_a_word(monkeypatch, capsys, smoke_run):
+    words = ("run", "paired", "--smoke", "--jobs", "1", "--out", str(smoke_run), "--row", "no-right-r1", "--row", "oracle")
+    code, _, err = call(monkeypatch, capsys, *words)
+    assert code == 2
+    assert "--resume" in err
+    code, out, _ = call(monkeypatch, capsys, *words, "--resume")
+    assert code == 0
+    assert "written" in out
+
+
+def test_ctrl_c_says_how_to_continue(monkeypatch, capsys, tmp_path):
+    def interrupted(*_, **__):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("shippo_ssm.experiments.runner.run", interrupted)
+    code, _, err = call(monkeypatch, capsys, "run", "paired", "--seeds", "2", "--out", str(tmp_path))
+    assert code == 130
+    assert "shippo run paired --seeds 2" in err
+    assert "--resume" in err
+
+
+@pytest.mark.parametrize(
+    ("words", "remedy"),
+    [
+        (("run", "nothing"), "choose one of paired"),
+        (("run", "paired", "--preset", "huge"), "it has full, smoke"),
+        (("run", "paired", "--smoke", "--row", "nothing"), "its rows are"),
+        (("run", "paired", "--smoke", "--jobs", "0"), "1 or more"),
+        (("run", "paired", "--smoke", "--preset", "full"), "give one of them"),
+        (("table", "paired", "--out", "missing"), "shippo run paired"),
+        (("table", "paired", "--smoke"), "--preset smoke"),
+        (("figure", "paired", "--out", "picture.docx"), ".png"),
+        (("figure", "nothing"), "choose one of"),
+        (("inspect", "missing.safetensors"), "does not exist"),
+    ],
+)
+def test_errors_are_one_line_with_the_remedy(monkeypatch, capsys, tmp_path, words, remedy):
+    monkeypatch.chdir(tmp_path)
+    code, _, err = call(monkeypatch, capsys, *words)
+    assert code == 2
+    assert err.startswith("shippo: ")
+    assert err.count("\n") == 1
+    assert remedy in err
+    assert "Traceback" not in err
+
+
+def test_usage_errors_are_two_as_well(monkeypatch, capsys):
+    code, _, err = call(monkeypatch, capsys, "run", "paired", "--no-such-option")
+    assert code == 2
+    assert "no-such-option" in err
+
+
+def test_rooms_that_are_not_there_say_so(monkeypatch, capsys):
+    with pytest.raises(ValueError, match=r"the report page \(shippo_ssm.nowhere.write\) is not part"):
+        cli._optional("shippo_ssm.nowhere", "write", "the report page")
+    monkeypatch.setattr("shippo_ssm.experiments.store.checkout", lambda: None)
+    code, _, err = call(monkeypatch, capsys, "bench")
+    assert code == 2
+    assert "source checkout" in err
+
+
+def test_bench_runs_the_folder_of_the_checkout(monkeypatch, capsys, tmp_path):
+    (tmp_path / "benchmarks").mkdir()
+    (tmp_path / "benchmarks" / "run.py").write_text("def main(quick, out):\n    print('measured', quick, out)\n    return 3\n")
+    monkeypatch.setattr("shippo_ssm.experiments.store.checkout", lambda: tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    code, out, _ = call(monkeypatch, capsys, "bench", "--quick")
+    assert (code, out) == (3, "measured True None\n")
+
+
+def test_verify_returns_the_code_of_the_checks(monkeypatch, capsys, tmp_path):
+    seen = {}
+
+    def verify(*, out, only, console):
+        seen.update(out=out, only=only)
+        return 1
+
+    monkeypatch.setattr(cli, "_optional", lambda *_: verify)
+    code, _, _ = call(monkeypatch, capsys, "verify", "--only", "gauge", "--out", str(tmp_path / "a.json"))
+    assert code == 1
+    assert seen == {"out": tmp_path / "a.json", "only": "gauge"}
+
+
+def test_inspect_prints_the_rows_of_the_collapse(monkeypatch, capsys, tmp_path):
+    path = Path(tmp_path / "model.safetensors")
+    path.touch()
+    rooms = {"load_checkpoint": lambda path: "model", "collapse_of_model": lambda model: [{"layer": 0, "residual": 0.25}]}
+    monkeypatch.setattr(cli, "_optional", lambda module, name, what: rooms[name])
+    code, out, _ = call(monkeypatch, capsys, "inspect", str(path))
+    assert code == 0
+    assert "0.25" in out
+    code, out, _ = call(monkeypatch, capsys, "inspect", str(path), "--json")
+    assert json.loads(out) == [{"layer": 0, "residual": 0.25}]
+
+
+def test_demo_in_short(monkeypatch, capsys, tmp_path):
+    code, out, _ = call(monkeypatch, capsys, "demo", "--quick", "--out", str(tmp_path))
+    assert code == 0
+    assert "cannot tell ab from ba" in out
+    assert "R_t -> I: 1.0000" in out
+    assert (tmp_path / "demo.png").exists()
+    assert "shippo table paired" in out
