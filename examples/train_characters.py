@@ -73,7 +73,7 @@ def main() -> None:
     parser.add_argument("--smoke", action="store_true", help="a tiny model and four steps")
     options = parser.parse_args()
     torch.manual_seed(0)
-    small = {"d_model": 16, "n_layers": 1, "d_state": 8} if options.smoke else {"d_model": 64, "n_layers": 2, "d_state": 16}
+    small = {"d_model": 16, "n_layers": 1, "d_state": 16} if options.smoke else {"d_model": 64, "n_layers": 2, "d_state": 16}
     model = SequenceModel(SequenceConfig(vocab_size=128, **small))
     text = corpus()
     print(f"{len(text)} characters, {sum(p.numel() for p in model.parameters())} parameters")

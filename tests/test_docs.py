@@ -2,6 +2,8 @@
 
 import doctest
 import importlib
+import importlib.util
+import json
 import pkgutil
 import re
 from pathlib import Path
@@ -11,7 +13,7 @@ import pytest
 import shippo_ssm
 
 ROOT = Path(__file__).parents[1]
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+PAGES = [ROOT / "README.md", *sorted(page for page in (ROOT / "docs").rglob("*.md") if "_build" not in page.parts)]
 MODULES = sorted(module.name for module in pkgutil.walk_packages(shippo_ssm.__path__, "shippo_ssm."))
 
 
@@ -49,6 +51,65 @@ def test_readme_shows_what_it_promises():
     assert blocks(ROOT / "README.md", "python")
     for target in re.findall(r"\]\((?!http)([^)#]+)", text):
         assert (ROOT / target).exists(), f"README links to {target}, which is not there"
+
+
+def generator():
+    """`docs/generate.py` as a module."""
+    spec = importlib.util.spec_from_file_location("docs_generate", ROOT / "docs" / "generate.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_the_pages_show_the_committed_results():
+    """Numbers on the results page and in the README are those of the result files; `python docs/generate.py` renews them."""
+    module = generator()
+    assert module.PAGE.read_text() == module.results_page()
+    readme = module.README.read_text()
+    assert readme == module.with_table(readme, module.readme_table())
+
+
+def test_a_changed_result_changes_the_pages(tmp_path, monkeypatch):
+    """The comparison above can fail: a result file gives its own numbers, its budget, and a verdict."""
+    module = generator()
+    metrics = {"nmse": [3.21e-4], "pair_nmse": [0.987], "pair_r2": [0.0]}
+    row = {
+        "name": "no-right-r8",
+        "label": "No-right r = 8",
+        "config": {"steps": 7, "rank": 8},
+        "seeds": [0],
+        "metrics": metrics,
+    }
+    row |= {"curves": {}, "notes": {}, "seconds": 1.0}
+    content = {"experiment": "paired", "preset": "full", "rows": [row], "versions": {"torch": "2"}, "wall_seconds": 120.0}
+    (tmp_path / "paired.json").write_text(json.dumps(content))
+    monkeypatch.setattr(module, "RESULTS", tmp_path)
+    page, table = module.results_page(), module.readme_table()
+    assert "preset `full`, 7 steps, 1 seed, 2 minutes" in page
+    assert "0.000321" in page
+    assert "DOES NOT HOLD" in page
+    assert "| 0.987 |" in table
+    assert module.with_table(module.README.read_text(), table) != module.README.read_text()
+
+
+def test_the_pictures_of_the_pages_are_there():
+    drawn = {path.name for path in (ROOT / "docs" / "_static").iterdir()}
+    for page in PAGES:
+        for target in re.findall(r"!\[[^]]*\]\(([^)]+)\)", page.read_text()):
+            assert (page.parent / target).exists(), f"{page.name} shows {target}, which is not there"
+    assert set(generator().pictures()) <= drawn
+
+
+def test_every_page_is_in_the_contents():
+    """Each page of the docs is reached from index.md, and index.md names no page that is not there."""
+    listed = set()
+    for index in (ROOT / "docs").rglob("index.md"):
+        for tree in re.findall(r"^```\{toctree\}\n(.*?)^```", index.read_text(), flags=re.DOTALL | re.MULTILINE):
+            names = [line for line in tree.splitlines() if line and not line.startswith(":")]
+            listed |= {(index.parent / name).resolve() for name in names}
+    pages = {page.with_suffix("").resolve() for kind in ("*.md", "*.rst") for page in (ROOT / "docs").rglob(kind)}
+    built = (ROOT / "docs" / "_build").resolve()
+    assert listed == {page for page in pages if built not in page.parents} - {(ROOT / "docs" / "index").resolve()}
 
 
 def test_makefile_has_the_targets_that_the_pages_name():

@@ -1,0 +1,63 @@
+"""The examples run, in smoke form, and do what their heads say."""
+
+import importlib.util
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+EXAMPLES = sorted((Path(__file__).parents[1] / "examples").glob("*.py"))
+
+
+def run(name: str, arguments: list[str], monkeypatch):
+    """Load an example and call its `main` with these arguments; returns the module."""
+    path = next(path for path in EXAMPLES if path.stem == name)
+    spec = importlib.util.spec_from_file_location(f"example_{name}", path)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    monkeypatch.setattr(sys, "argv", [str(path), *arguments])
+    module.main()
+    return module
+
+
+def test_every_example_is_tested():
+    assert [path.stem for path in EXAMPLES] == ["lift_legs", "mqar_your_model", "train_characters"]
+
+
+@pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
+def test_an_example_says_how_to_run_it(path):
+    assert f"python examples/{path.name}" in path.read_text()
+
+
+def test_lift_legs(monkeypatch, capsys):
+    """At speed 20 the fixed frame has lost the signal and the lifted memory has not; without a turn they are the same."""
+    module = run("lift_legs", ["--smoke"], monkeypatch)
+    assert "fixed frame" in capsys.readouterr().out
+    still, turning = module.compare(0.0, 100), module.compare(20.0, 100)
+    assert still["fixed"] == pytest.approx(still["lifted"])
+    assert turning["lifted"] < 1e-6 < 0.5 < turning["fixed"]
+    assert turning["lifted online"] < 1e-6
+
+
+@pytest.mark.parametrize("layer", ["gru", "shippo"])
+def test_mqar_your_model(layer, monkeypatch, capsys):
+    run("mqar_your_model", ["--smoke", "--layer", layer], monkeypatch)
+    out = capsys.readouterr().out
+    losses = [float(line.split()[-1]) for line in out.splitlines() if line.startswith("step")]
+    assert len(losses) == 3
+    assert all(2 < loss < 6 for loss in losses)
+    queries, exact, known = out.splitlines()[-1].split()[1:]
+    assert int(queries) > 50
+    assert 0 <= float(exact) <= 1
+    assert 0 < float(known) <= 1
+
+
+def test_train_characters(monkeypatch, capsys, tmp_path):
+    module = run("train_characters", ["--smoke", "--out", str(tmp_path / "model")], monkeypatch)
+    assert {path.name for path in (tmp_path / "model").iterdir()} == {"model.safetensors", "config.json"}
+    assert json.loads((tmp_path / "model" / "config.json").read_text())["config"]["vocab_size"] == 128
+    assert "The import statement " in capsys.readouterr().out
+    text = module.corpus()
+    assert len(text) > 100_000
+    assert 0 <= text.min() <= text.max() < 128
