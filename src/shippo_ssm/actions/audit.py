@@ -7,7 +7,8 @@ T of them per group. Each set goes through `collapse` and two measures:
     commutator           root mean square of ||R_s R_t - R_t R_s||_F over all pairs (s, t)
     relative commutator  the same over the mean of ||A||_F^2, A = R - I: how far the moves are from commuting, whatever
                          their size
-    effective rank       exp(entropy) of the shares of the squared singular values of the moves A as rows [B T, P^2]: the
+    effective rank       exp(entropy) of the shares of the squared singular values of the moves A as rows [B T, P^2]:
+    the
                          number of directions that the actions use, 0 when all of them are the identity
 
 The mean over pairs is exact: with K the map X -> (R_t X - X R_t)_t and C = sum vec(R) vec(R)^T it is tr(K^T K C) / (B

@@ -119,10 +119,11 @@ class RightAction(nn.Module, ABC):
                 f"got {tuple(coords.shape)}; its coordinates are {', '.join(self.coordinates) or 'none'}"
             )
 
-    def check(self, coords: Tensor, step: Tensor | float) -> Tensor:
+    def check(self, coords: Tensor, step: Tensor | float, values: bool = True) -> Tensor:
         """Check both arguments and return the step as a tensor beside the coordinates.
 
         Values are looked at on the CPU in eager mode only: elsewhere a look would stall the device or break the graph.
+        A compiled kernel looks for itself (`values` false).
         """
         self.check_coords(coords)
         step = torch.as_tensor(step, dtype=coords.dtype, device=coords.device) if not isinstance(step, Tensor) else step
@@ -132,7 +133,7 @@ class RightAction(nn.Module, ABC):
             raise ValueError(
                 f"step must broadcast with the leading shape {tuple(coords.shape[:-1])} of coords, got {tuple(step.shape)}"
             ) from None
-        if values_visible(coords) and values_visible(step):
+        if values and values_visible(coords) and values_visible(step):
             if not bool((step >= 0).all()):
                 raise ValueError(f"step must be >= 0 everywhere, got a minimum of {step.min().item()}; pass softplus(raw)")
             if not bool(torch.isfinite(coords).all()):
@@ -140,11 +141,17 @@ class RightAction(nn.Module, ABC):
         return step
 
 
+def under_transform(tensor: Tensor) -> bool:
+    """Whether a tensor is seen from inside `torch.func.vmap`, `grad` or another transform."""
+    wrapped = torch._C._functorch.is_functorch_wrapped_tensor  # pyright: ignore[reportAttributeAccessIssue]
+    return not torch.compiler.is_compiling() and wrapped(tensor)
+
+
 def values_visible(tensor: Tensor) -> bool:
-    """Whether a tensor holds plain CPU numbers that Python may look at: not compiled, not traced, not inside vmap."""
+    """Whether a tensor holds plain CPU numbers that Python may look at: not compiled, not traced, not transformed."""
     return (
         tensor.device.type == "cpu"
         and not torch.compiler.is_compiling()
         and type(tensor) in (Tensor, nn.Parameter)
-        and not torch._C._functorch.is_functorch_wrapped_tensor(tensor)  # pyright: ignore[reportAttributeAccessIssue]
+        and not under_transform(tensor)
     )

@@ -13,12 +13,19 @@ eigenvalues therefore differ in their real parts; R^P splits along its generalis
 and each part is treated again until none splits. Nothing is decided by comparing eigenvalues of a defective matrix,
 and equivalent copies, scalars, complex pairs and quaternionic pairs need no special case.
 
+Balance. The basis in which the family arrives may be badly conditioned, which makes the commutant hard to see. A
+change of basis that brings the norm of the family near its minimum is made first, as long as it does not lift the
+noise too far.
+
 Tolerance. `tol` is the size of the noise in the generators relative to their norm (root of the sum of squares over
 all entries and generators). Noise of that size moves a singular value of the commutator map by at most 2 tol, in
-units where the family without its multiples of the identity has norm one, so values up to 2 tol count as zero, values
-above 30 times as much as nonzero, and one in between means "cannot decide". The same rule, with the noise as the null
-space inherits it, is used for the form tr(X Y). A split is accepted only if the generators are block diagonal in the
-new basis, of which each block has orthonormal columns, up to the same noise.
+units where the family without its multiples of the identity has norm one. Values up to that are zero. In the balanced
+basis the noise may have grown to `level`; between 2 tol and 2 level the widest gap decides, if it is a factor of 30
+and no value is left between it and 2 level. A positive value of the form tr(X Y) must exceed what the noise can do to
+the elements of the commutant; where it neither does nor is far below, nothing is claimed. A split is accepted only if
+the generators are block diagonal in the new basis, of which each block has orthonormal columns. In all other cases
+the answer is "cannot decide"; one more look is taken at the family as if it were exact, because noise would not leave
+two generators with a common form that holds to the last digits.
 """
 
 from __future__ import annotations
@@ -204,8 +211,8 @@ def commutant(matrices: Array, floor: float, ceiling: float) -> Commutant:
 def widest_gap(values: Array, floor: float, ceiling: float) -> tuple[float, bool]:
     """The largest singular value that counts as zero, and whether a clear gap lies above it.
 
-    Values up to `floor` are zero, values above `ceiling` are not; between them the widest gap, as a ratio, decides, and a
-    value that is left between the gap and `ceiling` is a doubt.
+    Values up to `floor` are zero, values above `ceiling` are not; between them the widest gap, as a ratio, decides,
+    and a value that is left between the gap and `ceiling` is a doubt.
     """
     steps = [floor, *sorted(value for value in values if value > floor), max(CANDIDATE, MARGIN * ceiling)]
     ratio, edge = max((high / low, low) for low, high in itertools.pairwise(steps) if low <= ceiling)

@@ -12,6 +12,10 @@ L is computed with exp itself, in the algebra of pairs (X, E) (X', E') = (X X', 
 the block matrices [[X, E], [0, X]]. L is an op of its own whose gradient is again an L, of those 2P x 2P blocks, so
 derivatives of every order exist.
 
+Backends. "torch" is the path above, on any device. "fused" is the compiled CPU kernel of `fused.py` for float32 and
+float64 up to width 8, the same scheme with one matrix per SIMD lane; it takes float32 matrices of moderate norm in
+float32 as exp(A) - I and larger ones in float64. `resolve_backend` says which one a call takes.
+
 Accuracy. The error is a few units in the last place times the condition number of exp at A, which is at least max(1,
 ||A||); since float32 works in float64, float32 results are accurate to the last place or two at all norms from 1e-8
 to 1e3.
@@ -25,7 +29,12 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from shippo_ssm.actions import fused
+from shippo_ssm.actions.base import under_transform
+
 BACKENDS = ("auto", "torch", "fused")
+# From this many items on, "auto" takes the compiled kernel.
+FEWEST_ITEMS = 32
 
 
 class Scheme(NamedTuple):
@@ -43,6 +52,8 @@ def largest_norm(degree: int, tolerance: float) -> float:
 # What a result rounded to float32 or less cannot see (1e-9) is a looser target than the unit roundoff of float64.
 SINGLE = Scheme(12, largest_norm(12, 1e-9))
 DOUBLE = Scheme(16, largest_norm(16, 2.0**-53))
+# The compiled kernel computes small float32 exponentials in float32.
+ROUNDED = Scheme(12, largest_norm(12, 2.0**-26))
 _COMPUTE = {
     torch.float16: torch.float32,
     torch.bfloat16: torch.float32,
@@ -144,15 +155,31 @@ def check_square(matrix: Tensor, name: str) -> None:
         raise ValueError(f"{name} must be floating or complex, got {matrix.dtype}; convert it with .to(torch.float32)")
 
 
+def fused_schemes(generator: Tensor, squarings: int) -> list[tuple[str, int, float, int]]:
+    """How the compiled kernel computes: float32 up to a few squarings in its own precision, the rest in float64."""
+    unlimited = 1 << 20
+    if generator.dtype == torch.float64:
+        return [("float64", DOUBLE.degree, DOUBLE.theta, unlimited)]
+    return [
+        ("float32", ROUNDED.degree, ROUNDED.theta, squarings),
+        ("float64", SINGLE.degree, SINGLE.theta, unlimited),
+    ]
+
+
 @torch.library.custom_op("shippo_ssm::expm", mutates_args=())
 def expm_op(generator: Tensor, backend: str) -> Tensor:
     """exp(generator) as one op; `backend` is resolved already."""
+    if backend == "fused":
+        return fused.run_expm(generator, None, fused_schemes(generator, 1))
     return scale_and_square(generator, None)
 
 
 @torch.library.custom_op("shippo_ssm::expm_frechet", mutates_args=())
 def frechet_op(generator: Tensor, direction: Tensor, backend: str) -> Tensor:
     """L(generator, direction), the derivative of exp at `generator` along `direction`."""
+    if backend == "fused":
+        # The kernel takes the derivative at the transpose of what it reads, which is what a gradient hands over.
+        return fused.run_expm(generator.mT, direction, fused_schemes(generator, 2))
     return scale_and_square(generator, direction)
 
 
@@ -206,11 +233,25 @@ def _(info, in_dims, generator: Tensor, direction: Tensor, backend: str):
     return frechet_op(*parts, backend), 0
 
 
-def resolve_backend(generator: Tensor, backend: str = "auto") -> str:
-    """The kernel that `expm` takes for this tensor: "torch" or "fused"."""
+def resolve_backend(tensor: Tensor, backend: str = "auto", *, width: int | None = None) -> str:
+    """The kernel that a call takes: "torch" or "fused".
+
+    "auto" is "fused" for at least 32 plain float32 or float64 items on the CPU with width <= 8, else "torch": for a
+    handful of matrices compilation does not pay, and `torch.func` transforms need the torch formulas.
+
+    Args:
+        tensor: generators [.., P, P], or coordinates [.., K] together with `width`.
+    """
     if backend not in BACKENDS:
         raise ValueError(f"backend must be one of {', '.join(BACKENDS)}, got {backend!r}")
-    return "torch"
+    items = tensor.shape[:-2] if width is None else tensor.shape[:-1]
+    width = tensor.shape[-1] if width is None else width
+    if backend == "fused":
+        fused.require(tensor, width)
+    if backend != "auto":
+        return backend
+    enough = math.prod(items) >= FEWEST_ITEMS
+    return "fused" if enough and fused.supports(tensor, width) and not under_transform(tensor) else "torch"
 
 
 def expm(generator: Tensor, *, backend: str = "auto") -> Tensor:

@@ -11,17 +11,23 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 from typing import final
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
-from shippo_ssm.actions.base import Factor, RightAction, compute_dtype
-from shippo_ssm.actions.expm import check_square, expm
-from shippo_ssm.actions.factors import Diagonal, RankOne, Rotation, Shear
+from shippo_ssm.actions.base import Factor, RightAction
+from shippo_ssm.actions.expm import check_square, expm, resolve_backend
+from shippo_ssm.actions.factors import RankOne
+from shippo_ssm.actions.split import (
+    apply_factors,
+    channel_pairs,
+    coefficients,
+    identity_columns,
+    make_factors,
+    split_op,
+)
 
 # Raw diagonal coordinate at which a split flow starts: softplus(-6) = 0.0025, so a unit step keeps 99.75 % of a column.
 START = -6.0
@@ -65,19 +71,14 @@ class SplitFlow(RightAction):
     """
 
     def __init__(self, width: int, diagonal: bool = True, rotations: bool = True, shears: bool = True, rank: int = 0) -> None:
-        pairs = list(itertools.combinations(range(width), 2)) if isinstance(width, int) else []
+        pairs = channel_pairs(width) if isinstance(width, int) else []
         names = [f"d[{i}]" for i in range(width)] if diagonal else []
         names += [f"theta[{i},{j}]" for i, j in pairs] if rotations else []
         names += [f"eta[{i},{j}]" for i, j in pairs] if shears else []
         super().__init__(width, names + [f"zeta[{index}]" for index in range(rank)])
         if rank < 0:
             raise ValueError(f"rank must be >= 0, got {rank}")
-        self.rank = rank
-        self.num_diagonal = width if diagonal else 0
-        self.use_rotations, self.use_shears = rotations, shears
-        self._fixed: list[Factor] = [Diagonal(width, i) for i in range(self.num_diagonal)]
-        self._fixed += [Rotation(width, i, j) for i, j in pairs] if rotations else []
-        self._fixed += [Shear(width, i, j) for i, j in pairs] if shears else []
+        self.sizes = (width if diagonal else 0, len(pairs) if rotations else 0, len(pairs) if shears else 0)
         # Unit scale of p q^T for any width, and no dependence on the coordinates' start: zeta = 0 is the identity.
         self.p = nn.Parameter(torch.randn(rank, width) / math.sqrt(width)) if rank else None
         self.q = nn.Parameter(torch.randn(rank, width) / math.sqrt(width)) if rank else None
@@ -85,46 +86,48 @@ class SplitFlow(RightAction):
     @property
     def factors(self) -> list[Factor]:
         """The factors in the order of the product, one per coordinate."""
+        return make_factors(self.width, self.sizes) + self._rank_one_factors()
+
+    def _rank_one_factors(self) -> list[Factor]:
         if self.p is None or self.q is None:
-            return list(self._fixed)
-        return self._fixed + [RankOne(u, v) for u, v in zip(self.p.unbind(), self.q.unbind())]
+            return []
+        return [RankOne(u, v) for u, v in zip(self.p.unbind(), self.q.unbind())]
 
-    def coefficients(self, coords: Tensor, step: Tensor) -> Tensor:
-        """The coefficient of every factor, [.., K]: step coords, and -step softplus(coords) on the diagonal."""
-        dtype = compute_dtype(coords.dtype)
-        coords, step = coords.to(dtype), step.to(dtype).unsqueeze(-1)
-        limit = 0.9 * math.log(torch.finfo(dtype).max)
-        decay = (step * F.softplus(coords[..., : self.num_diagonal])).clamp_max(limit)
-        return torch.cat([-decay, step * coords[..., self.num_diagonal :]], -1)
+    def dense(self, coords: Tensor, step: Tensor | float, *, backend: str = "auto") -> Tensor:
+        """R [.., P, P].
 
-    def dense(self, coords: Tensor, step: Tensor | float) -> Tensor:
-        step = self.check(coords, step)
-        return self._apply_to_eye(self.coefficients(coords, step), self.factors, coords.dtype)
+        Args:
+            coords: [.., K].
+            step: [..] >= 0, broadcast with the leading shape of coords.
+            backend: "torch", "fused" (the CPU kernel) or "auto", as `resolve_backend` says for coords.
+        """
+        backend = resolve_backend(coords, backend, width=self.width)
+        step = self.check(coords, step, values=backend != "fused")
+        if backend == "torch":
+            coef = coefficients(coords, step, self.sizes[0])
+            return apply_factors(identity_columns(self.width, coef), self.factors, coef).to(coords.dtype)
+        shape = torch.broadcast_shapes(coords.shape[:-1], step.shape)
+        coords, step = coords.expand(*shape, -1), step.to(coords.dtype).expand(shape)
+        inner = sum(self.sizes)
+        right = split_op(coords[..., :inner], step, self.width, self.sizes)
+        if self.p is None:
+            return right
+        return apply_factors(right.unbind(-1), self._rank_one_factors(), step.unsqueeze(-1) * coords[..., inner:])
 
     def act(self, state: Tensor, coords: Tensor, step: Tensor | float) -> Tensor:
         self.check_state(state)
-        coef = self.coefficients(coords, self.check(coords, step))
-        columns = list(state.to(coef.dtype).unbind(-1))
-        for factor, weight in zip(self.factors, coef.unsqueeze(-2).unbind(-1)):
-            columns = factor.act_columns(columns, weight)
-        return torch.stack(torch.broadcast_tensors(*columns), -1).to(state.dtype)
+        coef = coefficients(coords, self.check(coords, step), self.sizes[0])
+        return apply_factors(state.to(coef.dtype).unbind(-1), self.factors, coef).to(state.dtype)
 
     def inverse(self, coords: Tensor, step: Tensor | float) -> Tensor:
         """R^{-1}: the inverse factors in the opposite order, each in closed form."""
-        coef = self.coefficients(coords, self.check(coords, step))
-        return self._apply_to_eye(-coef.flip(-1), self.factors[::-1], coords.dtype)
-
-    def _apply_to_eye(self, coef: Tensor, factors: list[Factor], dtype: torch.dtype) -> Tensor:
-        eye = torch.eye(self.width, dtype=coef.dtype, device=coef.device)
-        columns = list(eye.expand(*coef.shape[:-1], self.width, self.width).unbind(-1))
-        for factor, weight in zip(factors, coef.unsqueeze(-2).unbind(-1)):
-            columns = factor.act_columns(columns, weight)
-        return torch.stack(columns, -1).to(dtype)
+        coef = coefficients(coords, self.check(coords, step), self.sizes[0])
+        return apply_factors(identity_columns(self.width, coef), self.factors[::-1], -coef.flip(-1)).to(coords.dtype)
 
     def generator(self, coords: Tensor) -> Tensor:
         """A = -Diag(softplus(d)) + sum theta Omega + sum eta N + sum zeta p q^T: what `dense` splits."""
         self.check_coords(coords)
-        coef = self.coefficients(coords, torch.ones((), dtype=coords.dtype, device=coords.device))
+        coef = coefficients(coords, torch.ones((), dtype=coords.dtype, device=coords.device), self.sizes[0])
         if not self.num_coordinates:
             return coef.new_zeros(*coef.shape[:-1], self.width, self.width)
         basis = torch.stack([factor.generator.to(coef) for factor in self.factors])
@@ -132,7 +135,7 @@ class SplitFlow(RightAction):
 
     def init_coordinates(self) -> Tensor:
         start = torch.zeros(self.num_coordinates)
-        start[: self.num_diagonal] = START
+        start[: self.sizes[0]] = START
         return start
 
 
@@ -154,9 +157,9 @@ class DenseExp(RightAction):
         self.check_coords(coords)
         return coords.unflatten(-1, (self.width, self.width))
 
-    def dense(self, coords: Tensor, step: Tensor | float) -> Tensor:
+    def dense(self, coords: Tensor, step: Tensor | float, *, backend: str = "auto") -> Tensor:
         step = self.check(coords, step)
-        return expm(self.generator(coords) * step[..., None, None])
+        return expm(self.generator(coords) * step[..., None, None], backend=backend)
 
     def inverse(self, coords: Tensor, step: Tensor | float) -> Tensor:
         step = self.check(coords, step)
@@ -196,9 +199,9 @@ class Lie(RightAction):
         self.check_coords(coords)
         return torch.einsum("...k,kij->...ij", coords, self.generators.to(coords.dtype))
 
-    def dense(self, coords: Tensor, step: Tensor | float) -> Tensor:
+    def dense(self, coords: Tensor, step: Tensor | float, *, backend: str = "auto") -> Tensor:
         step = self.check(coords, step)
-        return expm(self.generator(coords) * step[..., None, None])
+        return expm(self.generator(coords) * step[..., None, None], backend=backend)
 
     def inverse(self, coords: Tensor, step: Tensor | float) -> Tensor:
         step = self.check(coords, step)

@@ -1,0 +1,45 @@
+"""Blocks of eight matrices in the lanes of SIMD vectors: [LANES, entries] in memory, [entries, LANES] in a kernel's
+scratch.
+
+A kernel built from these is compiled as a whole, so machine code that is kept on disk stays consistent with itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Container
+from typing import Any
+
+LANES = 8
+
+
+def transposed(emit: Any, rows: list[Any]) -> list[Any]:
+    """Eight vectors of eight elements, transposed by exchanging blocks of 1, 2 and 4 elements."""
+    rows = list(rows)
+    for distance in (1, 2, 4):
+        low = [p if not p & distance else LANES + p - distance for p in range(LANES)]
+        high = [p + distance if not p & distance else LANES + p for p in range(LANES)]
+        for i in range(LANES):
+            if not i & distance:
+                a, b = rows[i], rows[i | distance]
+                rows[i], rows[i | distance] = emit._shuffle(a, b, low), emit._shuffle(a, b, high)
+    return rows
+
+
+def gather(
+    emit: Any, source: Any, base: Any, w: Any, target: int, entries: int, place: Callable[[int], int] = lambda entry: entry
+) -> None:
+    """Read LANES rows of `entries` numbers; entry e goes to the vector `place(e)` of the scratch."""
+    for chunk in range(0, entries, LANES):
+        rows = [emit.load(source, emit.at(base, lane * entries + chunk), padded=True) for lane in range(LANES)]
+        for entry, vector in enumerate(transposed(emit, rows), chunk):
+            emit.store(w, target + place(entry) * LANES, vector, padded=True)
+
+
+def scatter(emit: Any, w: Any, source: Any, out: Any, base: Any, entries: int, raised: Container[int] = ()) -> None:
+    """Write LANES rows of `entries` numbers, one added to the entries that are `raised`."""
+    one = emit.constant(1.0)
+    for chunk in range(0, entries, LANES):
+        rows = [emit.load(w, emit.at(source, entry * LANES), padded=True) for entry in range(chunk, chunk + LANES)]
+        rows = [emit.add(row, one) if entry in raised else row for entry, row in enumerate(rows, chunk)]
+        for lane, vector in enumerate(transposed(emit, rows)):
+            emit.store(out, emit.at(base, lane * entries + chunk), vector, padded=True)

@@ -1,0 +1,239 @@
+"""Machine code of the exponential: eight matrices at a time, one per SIMD lane.
+
+Data path. A block of LANES matrices [P, P] is transposed into a scratch array [slots, P P, LANES], so that entry (i,
+j) of all of them is one vector; every operation then is the textbook one on single numbers. A block that is not full
+is padded with zeros. The scheme is that of `expm.py`, every lane with its own scaling, and its tangent for the
+Frechet derivative. float32 operands of moderate norm are computed in float32 as exp(A) - I, so that rounding errors
+are those of the small part; blocks with a larger norm are left to a second kernel, which works in float64.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from shippo_ssm._simd import simd
+from shippo_ssm.actions._blocks import LANES, gather, scatter
+
+
+def build_expm(
+    dtype: str, arithmetic: str, width: int, degree: int, theta: float, squarings: int, frechet: bool
+) -> Callable[..., None]:
+    """kernel(generator, direction, out, todo, faults, count, start, stop): exp, or its derivative along `direction`.
+
+    The derivative is taken at the transpose of `generator`, as a gradient needs it. Blocks with todo[block] = 1 are
+    done and get 0, unless a matrix asks for more than `squarings`: then they are left as they are. faults[0] becomes
+    1 where a generator is not finite. With float32 arithmetic the scratch holds exp(A) - I.
+    """
+    size, lanes, element = width * width, LANES, np.dtype(arithmetic)
+    slot = size * lanes
+    # Slots: four powers, the total and the next total, then the same six for the tangent.
+    tangent = 6 * slot
+    shifted = arithmetic == "float32"
+    # Vector transposes need whole vectors of one dtype.
+    whole = size % lanes == 0 and dtype == arithmetic
+    weights = np.array([1.0 / math.factorial(k) for k in range(degree + 1)], dtype=element)
+    if shifted:
+        weights[0] = 0.0
+    group = 2 if width % 2 == 0 else 1
+
+    def product(emit: Any, w: Any, a: Any, b: Any, c: Any, row: Any, more: bool) -> None:
+        # `group` rows of c = a b (+ c) from `row` on: few enough accumulators for the registers.
+        shift = emit.times(row, width * lanes)
+        columns = [(i, j) for i in range(group) for j in range(width)]
+        places = [emit.at(c, shift, (i * width + j) * lanes) for i, j in columns]
+        totals = [emit.load(w, place, padded=True) for place in places] if more else []
+        for k in range(width):
+            left = [emit.load(w, emit.at(a, shift, (i * width + k) * lanes), padded=True) for i in range(group)]
+            right = [emit.load(w, emit.at(b, (k * width + j) * lanes), padded=True) for j in range(width)]
+            if totals:
+                totals = [emit.fma(left[i], right[j], total) for (i, j), total in zip(columns, totals)]
+            else:
+                totals = [emit.mul(left[i], right[j]) for i, j in columns]
+        for place, total in zip(places, totals):
+            emit.store(w, place, total, padded=True)
+
+    @simd(arithmetic, lanes)
+    def set_rows(emit: Any, w: Any, a: Any, b: Any, c: Any, row: Any) -> None:
+        product(emit, w, a, b, c, row, False)
+
+    @simd(arithmetic, lanes)
+    def add_rows(emit: Any, w: Any, a: Any, b: Any, c: Any, row: Any) -> None:
+        product(emit, w, a, b, c, row, True)
+
+    @simd(arithmetic, lanes)
+    def read_generator(emit: Any, source: Any, base: Any, w: Any) -> None:
+        gather(emit, source, base, w, 0, size, lambda entry: entry % width * width + entry // width if frechet else entry)
+
+    @simd(arithmetic, lanes)
+    def read_direction(emit: Any, source: Any, base: Any, w: Any) -> None:
+        gather(emit, source, base, w, tangent, size)
+
+    @simd(arithmetic, lanes)
+    def write_block(emit: Any, w: Any, source: Any, out: Any, base: Any) -> None:
+        scatter(emit, w, source, out, base, size, range(0, size, width + 1) if shifted and not frechet else ())
+
+    @simd(arithmetic, lanes)
+    def column_sums(emit: Any, w: Any, norms: Any) -> None:
+        build, zero = emit.builder, emit.constant(0.0)
+        largest = zero
+        for j in range(width):
+            total = zero
+            for i in range(width):
+                entry = emit.load(w, (i * width + j) * lanes, padded=True)
+                total = emit.add(total, build.select(build.fcmp_ordered("<", entry, zero), build.fneg(entry), entry))
+            # Unordered: a NaN wins, and shows.
+            largest = build.select(build.fcmp_unordered(">", total, largest), total, largest)
+        emit.store(norms, 0, largest, padded=True)
+
+    @simd(arithmetic, lanes)
+    def scale(emit: Any, w: Any, target: Any, factors: Any) -> None:
+        factor = emit.load(factors, 0, padded=True)
+        for entry in range(size):
+            place = emit.at(target, entry * lanes)
+            emit.store(w, place, emit.mul(emit.load(w, place, padded=True), factor), padded=True)
+
+    def combination(emit: Any, w: Any, coef: Any, first: Any, powers: Any, out: Any, terms: int, plain: bool) -> None:
+        # out = coef[first] I + sum_k coef[first + k] powers[k - 1]; the tangent has no I.
+        splats = [emit.splat(coef, emit.at(first, k)) for k in range(terms)]
+        for entry in range(size):
+            total = splats[0] if plain and entry % (width + 1) == 0 else emit.constant(0.0)
+            for k in range(terms - 1, 0, -1):
+                power = emit.load(w, emit.at(powers, (k - 1) * slot + entry * lanes), padded=True)
+                total = emit.fma(splats[k], power, total)
+            emit.store(w, emit.at(out, entry * lanes), total, padded=True)
+
+    @simd(arithmetic, lanes)
+    def five_terms(emit: Any, w: Any, coef: Any, first: Any, powers: Any, out: Any) -> None:
+        combination(emit, w, coef, first, powers, out, 5, True)
+
+    @simd(arithmetic, lanes)
+    def four_terms(emit: Any, w: Any, coef: Any, first: Any, powers: Any, out: Any) -> None:
+        combination(emit, w, coef, first, powers, out, 4, True)
+
+    @simd(arithmetic, lanes)
+    def five_tangents(emit: Any, w: Any, coef: Any, first: Any, powers: Any, out: Any) -> None:
+        combination(emit, w, coef, first, powers, out, 5, False)
+
+    @simd(arithmetic, lanes)
+    def four_tangents(emit: Any, w: Any, coef: Any, first: Any, powers: Any, out: Any) -> None:
+        combination(emit, w, coef, first, powers, out, 4, False)
+
+    @simd(arithmetic, lanes)
+    def double(emit: Any, w: Any, source: Any, target: Any) -> None:
+        for entry in range(size):
+            vector = emit.load(w, emit.at(source, entry * lanes), padded=True)
+            emit.store(w, emit.at(target, entry * lanes), emit.add(vector, vector), padded=True)
+
+    @simd(arithmetic, lanes)
+    def keep_finished(emit: Any, w: Any, old: Any, new: Any, left: Any) -> None:
+        # Lanes whose squarings are done take the old value again.
+        going = emit.builder.fcmp_ordered(">", emit.load(left, 0, padded=True), emit.constant(0.0))
+        for entry in range(size):
+            place = emit.at(new, entry * lanes)
+            before = emit.load(w, emit.at(old, entry * lanes), padded=True)
+            emit.store(w, place, emit.builder.select(going, emit.load(w, place, padded=True), before), padded=True)
+
+    def kernel(generator, direction, out, todo, faults, count, start, stop):
+        w = np.zeros((12 if frechet else 6) * slot, dtype=element)
+        norms, factors, left = np.empty(lanes, element), np.empty(lanes, element), np.empty(lanes, element)
+        for block in range(start, stop):
+            if todo[block] == 0:
+                continue
+            first = block * lanes
+            here = min(lanes, count - first)
+            if whole and here == lanes:
+                read_generator(generator, first * size, w)
+            else:
+                w[:slot] = 0.0
+                for lane in range(here):
+                    for entry in range(size):
+                        place = entry % width * width + entry // width if frechet else entry
+                        w[place * lanes + lane] = generator[(first + lane) * size + entry]
+            column_sums(w, norms)
+            fewest, most = 1 << 30, 0
+            for lane in range(lanes):
+                norm, factor, count_here = norms[lane], 1.0, 0
+                if not norm < np.inf:
+                    faults[0] = 1
+                    norm = 0.0
+                while norm > theta:
+                    norm *= 0.5
+                    factor *= 0.5
+                    count_here += 1
+                factors[lane], left[lane] = factor, count_here
+                fewest, most = min(fewest, count_here), max(most, count_here)
+            if most > squarings:
+                continue
+            todo[block] = 0
+            if most > 0:
+                scale(w, 0, factors)
+            if frechet:
+                if whole and here == lanes:
+                    read_direction(direction, first * size, w)
+                else:
+                    w[tangent : tangent + slot] = 0.0
+                    for lane in range(here):
+                        for entry in range(size):
+                            w[tangent + entry * lanes + lane] = direction[(first + lane) * size + entry]
+                if most > 0:
+                    scale(w, tangent, factors)
+            for target in range(1, 4):
+                x, y = max(0, target - 2), min(1, target - 1)
+                for i in range(0, width, group):
+                    set_rows(w, x * slot, y * slot, target * slot, i)
+                    if frechet:
+                        set_rows(w, x * slot, tangent + y * slot, tangent + target * slot, i)
+                        add_rows(w, tangent + x * slot, y * slot, tangent + target * slot, i)
+            total, spare = 4 * slot, 5 * slot
+            five_terms(w, weights, degree - 4, 0, total)
+            if frechet:
+                five_tangents(w, weights, degree - 4, tangent, tangent + total)
+            for step in range(1, degree // 4):
+                four_terms(w, weights, degree - 4 - 4 * step, 0, spare)
+                if frechet:
+                    four_tangents(w, weights, degree - 4 - 4 * step, tangent, tangent + spare)
+                for i in range(0, width, group):
+                    add_rows(w, 3 * slot, total, spare, i)
+                    if frechet:
+                        add_rows(w, 3 * slot, tangent + total, tangent + spare, i)
+                        add_rows(w, tangent + 3 * slot, total, tangent + spare, i)
+                total, spare = spare, total
+            for done in range(most):
+                if shifted:
+                    double(w, total, spare)
+                    if frechet:
+                        double(w, tangent + total, tangent + spare)
+                for i in range(0, width, group):
+                    if shifted:
+                        add_rows(w, total, total, spare, i)
+                    else:
+                        set_rows(w, total, total, spare, i)
+                    if frechet:
+                        if shifted:
+                            add_rows(w, total, tangent + total, tangent + spare, i)
+                        else:
+                            set_rows(w, total, tangent + total, tangent + spare, i)
+                        add_rows(w, tangent + total, total, tangent + spare, i)
+                if done >= fewest:
+                    keep_finished(w, total, spare, left)
+                    if frechet:
+                        keep_finished(w, tangent + total, tangent + spare, left)
+                for lane in range(lanes):
+                    left[lane] -= 1.0
+                total, spare = spare, total
+            result = tangent + total if frechet else total
+            if whole and here == lanes:
+                write_block(w, result, out, first * size)
+            else:
+                for lane in range(here):
+                    for entry in range(size):
+                        out[(first + lane) * size + entry] = w[result + entry * lanes + lane]
+                    if shifted and not frechet:
+                        for i in range(width):
+                            out[(first + lane) * size + i * (width + 1)] += 1.0
+
+    return kernel

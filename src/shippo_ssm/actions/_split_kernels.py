@@ -1,0 +1,287 @@
+"""Machine code of the split product and of its gradient: eight tokens at a time, one per SIMD lane.
+
+Data path. Coordinates [LANES, K] and steps [LANES] become vectors over the lanes; exp, softplus, sine and cosine are
+polynomials; the factors are updates of columns of a scratch matrix [P P, LANES]. The backward pass starts from the
+finished product, takes the factors off again from the right, and reads the gradient of each coefficient on the way:
+d/dc <Y, X exp(c G)> = <Y, X exp(c G) G>. It needs no memory beyond the product itself.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from shippo_ssm._simd import simd
+from shippo_ssm.actions._blocks import LANES, gather, scatter
+
+
+def build_split(
+    dtype: str, width: int, num_diagonal: int, num_rotations: int, num_shears: int, backward: bool
+) -> Callable[..., None]:
+    """kernel(coords, step, right, cotangent, d_coords, d_step, faults, count, start, stop): the split product or its
+    gradient.
+
+    The forward pass writes `right`; the backward pass reads it with its cotangent and writes d_coords and d_step.
+    faults[0] becomes 1 where a step is negative or not a number, faults[1] where a coordinate is not finite.
+    """
+    from llvmlite import ir
+
+    lanes, element, size = LANES, np.dtype(dtype), width * width
+    count_coords = num_diagonal + num_rotations + num_shears
+    pairs = [(i, j) for i in range(width) for j in range(i + 1, width)]
+    firsts = np.array([i for i, _ in pairs] or [0])
+    seconds = np.array([j for _, j in pairs] or [0])
+    single = dtype == "float32"
+    largest_decay = 0.9 * math.log(float(np.finfo(element).max))
+    # Half-turn quarters are taken off in three pieces; beyond this angle their sum is no longer exact enough.
+    largest_angle = 1e3 if single else 1e5
+    quarter = (1.5703125, 4.837512969970703125e-4, 7.54978995489188216e-8)
+    if not single:
+        quarter = (1.57079632673412561417, 6.07710050630396597660e-11, 2.02226624879595063154e-21)
+    magic = 1.5 * 2.0 ** (23 if single else 52)
+    terms = 5 if single else 9
+    sine = [(-1.0) ** k / math.factorial(2 * k + 1) for k in range(terms)]
+    cosine = [(-1.0) ** k / math.factorial(2 * k) for k in range(terms + 1)]
+    # log1p(t) = 2 z (1 + z^2 / 3 + z^4 / 5 + ..) with z = t / (2 + t) <= 1/3.
+    logarithm = [2.0 / (2 * k + 1) for k in range(8 if single else 18)]
+
+    # Vectors of the scratch: the matrix, its cotangent, and per coordinate its value, two numbers of its factor, its
+    # derivative and its gradient; the step and its gradient.
+    matrix, bar = 0, size * lanes
+    value = 2 * size * lanes
+    main, other, slope, gradient = (value + k * count_coords * lanes for k in (1, 2, 3, 4))
+    step_at = value + 5 * count_coords * lanes
+    step_gradient = step_at + lanes
+
+    def polynomial(emit: Any, coefficients: list[float], x: Any) -> Any:
+        total = emit.constant(coefficients[-1])
+        for coefficient in reversed(coefficients[:-1]):
+            total = emit.fma(total, x, emit.constant(coefficient))
+        return total
+
+    @simd(dtype, lanes)
+    def prepare_diagonal(emit: Any, w: Any, k: Any) -> None:
+        # main = exp(-step softplus(d)), other = softplus(d), slope = sigmoid(d), both 0 where the decay is cut.
+        build, zero, one = emit.builder, emit.constant(0.0), emit.constant(1.0)
+        shift = emit.times(k, lanes)
+        x, step = emit.load(w, emit.at(value, shift), padded=True), emit.load(w, step_at, padded=True)
+        below = build.fcmp_ordered("<", x, zero)
+        t = emit.exp2(emit.mul(build.select(below, x, build.fneg(x)), emit.constant(1.0 / math.log(2.0))))
+        z = build.fdiv(t, emit.add(t, emit.constant(2.0)))
+        plus = emit.fma(polynomial(emit, logarithm, emit.mul(z, z)), z, build.select(below, zero, x))
+        sigmoid = build.fdiv(build.select(below, t, one), emit.add(one, t))
+        decay = emit.mul(step, plus)
+        cut = build.fcmp_ordered(">", decay, emit.constant(largest_decay))
+        decay = build.select(cut, emit.constant(largest_decay), decay)
+        kept = emit.exp2(emit.mul(decay, emit.constant(-1.0 / math.log(2.0))))
+        emit.store(w, emit.at(main, shift), kept, padded=True)
+        emit.store(w, emit.at(other, shift), build.select(cut, zero, plus), padded=True)
+        emit.store(w, emit.at(slope, shift), build.select(cut, zero, sigmoid), padded=True)
+
+    @simd(dtype, lanes)
+    def prepare_rotation(emit: Any, w: Any, k: Any) -> None:
+        # main = cos(step theta), other = sin(step theta): quarter turns off, a polynomial, and the quadrant back on.
+        build = emit.builder
+        shift = emit.times(k, lanes)
+        angle = emit.mul(emit.load(w, emit.at(value, shift), padded=True), emit.load(w, step_at, padded=True))
+        shifted = emit.fma(angle, emit.constant(2.0 / math.pi), emit.constant(magic))
+        turns = build.fneg(build.fsub(shifted, emit.constant(magic)))
+        rest = angle
+        for piece in quarter:
+            rest = emit.fma(turns, emit.constant(piece), rest)
+        square = emit.mul(rest, rest)
+        sin, cos = emit.mul(polynomial(emit, sine, square), rest), polynomial(emit, cosine, square)
+        bits = ir.VectorType(ir.IntType(8 * element.itemsize), lanes)
+        quadrant = build.bitcast(shifted, bits)
+
+        def bit(vector: Any, mask: int) -> Any:
+            return build.icmp_unsigned("!=", build.and_(vector, bits([mask] * lanes)), bits([0] * lanes))
+
+        odd = bit(quadrant, 1)
+        sin, cos = build.select(odd, cos, sin), build.select(odd, sin, cos)
+        sin = build.select(bit(quadrant, 2), build.fneg(sin), sin)
+        cos = build.select(bit(build.add(quadrant, bits([1] * lanes)), 2), build.fneg(cos), cos)
+        emit.store(w, emit.at(main, shift), cos, padded=True)
+        emit.store(w, emit.at(other, shift), sin, padded=True)
+
+    @simd(dtype, lanes)
+    def prepare_shear(emit: Any, w: Any, k: Any) -> None:
+        # main = step eta.
+        shift = emit.times(k, lanes)
+        coef = emit.mul(emit.load(w, emit.at(value, shift), padded=True), emit.load(w, step_at, padded=True))
+        emit.store(w, emit.at(main, shift), coef, padded=True)
+
+    def columns(emit: Any, base: int, i: Any, j: Any, row: int) -> tuple[Any, Any]:
+        return tuple(emit.at(base + row * width * lanes, emit.times(column, lanes)) for column in (i, j))
+
+    def turn(emit: Any, w: Any, base: int, i: Any, j: Any, cos: Any, sin: Any) -> None:
+        for row in range(width):
+            at_i, at_j = columns(emit, base, i, j, row)
+            first, second = emit.load(w, at_i, padded=True), emit.load(w, at_j, padded=True)
+            emit.store(w, at_i, emit.fma(second, sin, emit.mul(first, cos)), padded=True)
+            emit.store(w, at_j, emit.builder.fsub(emit.mul(second, cos), emit.mul(first, sin)), padded=True)
+
+    def add_column(emit: Any, w: Any, base: int, source: Any, target: Any, coef: Any) -> None:
+        for row in range(width):
+            at_source, at_target = columns(emit, base, source, target, row)
+            total = emit.fma(coef, emit.load(w, at_source, padded=True), emit.load(w, at_target, padded=True))
+            emit.store(w, at_target, total, padded=True)
+
+    def inner(emit: Any, w: Any, i: Any, j: Any) -> Any:
+        """<column i of the cotangent, column j of the matrix>."""
+        total = emit.constant(0.0)
+        for row in range(width):
+            at_bar, at_matrix = columns(emit, bar, i, j, row)[0], columns(emit, matrix, i, j, row)[1]
+            total = emit.fma(emit.load(w, at_bar, padded=True), emit.load(w, at_matrix, padded=True), total)
+        return total
+
+    def settle(emit: Any, w: Any, shift: Any, pulled: Any) -> None:
+        # The gradient of a coefficient step x goes to the coordinate as step, and to the step as x.
+        emit.store(w, emit.at(gradient, shift), emit.mul(pulled, emit.load(w, step_at, padded=True)), padded=True)
+        total = emit.fma(pulled, emit.load(w, emit.at(value, shift), padded=True), emit.load(w, step_gradient, padded=True))
+        emit.store(w, step_gradient, total, padded=True)
+
+    @simd(dtype, lanes)
+    def rotate(emit: Any, w: Any, k: Any, i: Any, j: Any) -> None:
+        shift = emit.times(k, lanes)
+        cos, sin = (emit.load(w, emit.at(place, shift), padded=True) for place in (main, other))
+        turn(emit, w, matrix, i, j, cos, sin)
+
+    @simd(dtype, lanes)
+    def unrotate(emit: Any, w: Any, k: Any, i: Any, j: Any) -> None:
+        shift = emit.times(k, lanes)
+        cos, sin = (emit.load(w, emit.at(place, shift), padded=True) for place in (main, other))
+        settle(emit, w, shift, emit.builder.fsub(inner(emit, w, i, j), inner(emit, w, j, i)))
+        turn(emit, w, matrix, i, j, cos, emit.builder.fneg(sin))
+        turn(emit, w, bar, i, j, cos, emit.builder.fneg(sin))
+
+    @simd(dtype, lanes)
+    def shear(emit: Any, w: Any, k: Any, i: Any, j: Any) -> None:
+        add_column(emit, w, matrix, i, j, emit.load(w, emit.at(main, emit.times(k, lanes)), padded=True))
+
+    @simd(dtype, lanes)
+    def unshear(emit: Any, w: Any, k: Any, i: Any, j: Any) -> None:
+        shift = emit.times(k, lanes)
+        coef = emit.load(w, emit.at(main, shift), padded=True)
+        settle(emit, w, shift, inner(emit, w, j, i))
+        add_column(emit, w, matrix, i, j, emit.builder.fneg(coef))
+        add_column(emit, w, bar, j, i, coef)
+
+    @simd(dtype, lanes)
+    def start_matrix(emit: Any, w: Any, diagonal: Any) -> None:
+        for entry in range(size):
+            vector = emit.constant(1.0 if entry % (width + 1) == 0 else 0.0)
+            if num_diagonal and entry % (width + 1) == 0:
+                vector = emit.load(w, main + entry // (width + 1) * lanes, padded=True)
+            emit.store(w, entry * lanes, vector, padded=True)
+
+    @simd(dtype, lanes)
+    def undiagonal(emit: Any, w: Any, i: Any) -> None:
+        # d<Y, R>/d(-step softplus) = Y_ii R_ii, and R_ii is `main` again when all other factors are off.
+        shift = emit.times(i, lanes)
+        pulled = emit.mul(
+            emit.load(w, emit.at(bar, emit.times(i, (width + 1) * lanes)), padded=True),
+            emit.load(w, emit.at(main, shift), padded=True),
+        )
+        pulled = emit.builder.fneg(pulled)
+        stretched = emit.mul(emit.load(w, step_at, padded=True), emit.load(w, emit.at(slope, shift), padded=True))
+        emit.store(w, emit.at(gradient, shift), emit.mul(pulled, stretched), padded=True)
+        total = emit.fma(pulled, emit.load(w, emit.at(other, shift), padded=True), emit.load(w, step_gradient, padded=True))
+        emit.store(w, step_gradient, total, padded=True)
+
+    @simd(dtype, lanes)
+    def read_coords(emit: Any, source: Any, base: Any, w: Any) -> None:
+        gather(emit, source, base, w, value, count_coords)
+
+    @simd(dtype, lanes)
+    def write_coords(emit: Any, w: Any, out: Any, base: Any) -> None:
+        scatter(emit, w, gradient, out, base, count_coords)
+
+    @simd(dtype, lanes)
+    def read_matrices(emit: Any, right: Any, cotangent: Any, base: Any, w: Any) -> None:
+        gather(emit, right, base, w, matrix, size)
+        gather(emit, cotangent, base, w, bar, size)
+
+    @simd(dtype, lanes)
+    def write_matrices(emit: Any, w: Any, out: Any, base: Any) -> None:
+        scatter(emit, w, matrix, out, base, size)
+
+    whole_coords, whole_matrices = count_coords % lanes == 0, size % lanes == 0
+    last_shear, last_rotation = num_diagonal + num_rotations, num_diagonal
+
+    def kernel(coords, step, right, cotangent, d_coords, d_step, faults, count, start, stop):
+        w = np.zeros(step_gradient + lanes, dtype=element)
+        for block in range(start, stop):
+            first = block * lanes
+            here = min(lanes, count - first)
+            full = here == lanes
+            if whole_coords and full:
+                read_coords(coords, first * count_coords, w)
+            else:
+                for k in range(count_coords):
+                    for lane in range(lanes):
+                        w[value + k * lanes + lane] = coords[(first + lane) * count_coords + k] if lane < here else 0.0
+            finite = True
+            for place in range(value, value + count_coords * lanes):
+                finite &= abs(w[place]) < np.inf
+            if not finite:
+                faults[1] = 1
+            for lane in range(lanes):
+                w[step_at + lane] = step[first + lane] if lane < here else 0.0
+                if not w[step_at + lane] >= 0.0:
+                    faults[0] = 1
+            for k in range(num_diagonal):
+                prepare_diagonal(w, k)
+            for k in range(last_rotation, last_shear):
+                largest = 0.0
+                for lane in range(lanes):
+                    largest = max(largest, abs(w[value + k * lanes + lane] * w[step_at + lane]))
+                if largest <= largest_angle:
+                    prepare_rotation(w, k)
+                else:
+                    for lane in range(lanes):
+                        angle = w[value + k * lanes + lane] * w[step_at + lane]
+                        w[main + k * lanes + lane] = math.cos(angle)
+                        w[other + k * lanes + lane] = math.sin(angle)
+            for k in range(last_shear, count_coords):
+                prepare_shear(w, k)
+            if not backward:
+                start_matrix(w, 0)
+                for pair in range(num_rotations):
+                    rotate(w, last_rotation + pair, firsts[pair], seconds[pair])
+                for pair in range(num_shears):
+                    shear(w, last_shear + pair, firsts[pair], seconds[pair])
+                if whole_matrices and full:
+                    write_matrices(w, right, first * size)
+                else:
+                    for lane in range(here):
+                        for entry in range(size):
+                            right[(first + lane) * size + entry] = w[matrix + entry * lanes + lane]
+                continue
+            if whole_matrices and full:
+                read_matrices(right, cotangent, first * size, w)
+            else:
+                for entry in range(size):
+                    for lane in range(lanes):
+                        w[matrix + entry * lanes + lane] = right[(first + lane) * size + entry] if lane < here else 0.0
+                        w[bar + entry * lanes + lane] = cotangent[(first + lane) * size + entry] if lane < here else 0.0
+            w[step_gradient : step_gradient + lanes] = 0.0
+            for pair in range(num_shears - 1, -1, -1):
+                unshear(w, last_shear + pair, firsts[pair], seconds[pair])
+            for pair in range(num_rotations - 1, -1, -1):
+                unrotate(w, last_rotation + pair, firsts[pair], seconds[pair])
+            for i in range(num_diagonal):
+                undiagonal(w, i)
+            if whole_coords and full:
+                write_coords(w, d_coords, first * count_coords)
+            else:
+                for lane in range(here):
+                    for k in range(count_coords):
+                        d_coords[(first + lane) * count_coords + k] = w[gradient + k * lanes + lane]
+            for lane in range(here):
+                d_step[first + lane] = w[step_gradient + lane]
+
+    return kernel
