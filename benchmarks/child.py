@@ -6,11 +6,23 @@ that many cores before it imports anything that starts threads, measures, and wr
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
 import sys
 from pathlib import Path
 from typing import Any
+
+# Where each section stands: module and function.
+SECTIONS = {
+    "scan": ("scan", "measure"),
+    "sweeps": ("sweeps", "measure"),
+    "expm": ("expm", "measure"),
+    "memory": ("memory", "measure"),
+    "training": ("models", "training"),
+    "decoding": ("models", "decoding"),
+    "projection": ("projection", "compression"),
+}
 
 
 def bind(threads: int) -> None:
@@ -26,33 +38,24 @@ def measure(section: str, arguments: dict[str, Any]) -> dict[str, Any]:
     """Run one section by name.
 
     Args:
-        section: "scan", "sweeps", "expm", "memory", "training", "decoding" or "projection".
+        section: a name in `SECTIONS`.
         arguments: its keyword arguments; a shape is a dictionary of sizes.
     """
     from benchmarks.problem import Shape
 
     if "shape" in arguments:
         arguments = arguments | {"shape": Shape(**arguments["shape"])}
-    if section == "scan":
-        from benchmarks.scan import measure as run
-    elif section == "sweeps":
-        from benchmarks.sweeps import measure as run
-    elif section == "expm":
-        from benchmarks.expm import measure as run
-    elif section == "memory":
-        from benchmarks.memory import measure as run
-    elif section == "training":
-        from benchmarks.models import training as run
-    elif section == "decoding":
-        from benchmarks.models import decoding as run
-    elif section == "projection":
-        from benchmarks.projection import compression as run
-    else:
-        raise ValueError(f"section is {section!r}; expected scan, sweeps, expm, memory, training, decoding or projection")
-    return run(**arguments)
+    module, function = SECTIONS[section]
+    return getattr(importlib.import_module(f"benchmarks.{module}"), function)(**arguments)
+
+
+def main(options: dict[str, Any], out: Path) -> None:
+    """Bind, measure, write."""
+    if options["section"] not in SECTIONS:
+        raise ValueError(f"section is {options['section']!r}; expected one of {', '.join(SECTIONS)}")
+    bind(options["threads"])
+    out.write_text(json.dumps(measure(options["section"], options["arguments"])))
 
 
 if __name__ == "__main__":
-    options = json.loads(sys.argv[1])
-    bind(options["threads"])
-    Path(sys.argv[2]).write_text(json.dumps(measure(options["section"], options["arguments"])))
+    main(json.loads(sys.argv[1]), Path(sys.argv[2]))

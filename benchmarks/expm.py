@@ -11,6 +11,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from benchmarks.gate import check
@@ -40,7 +41,9 @@ def measure(*, num_matrices: int = 131072, width: int = 4, rounds: int, budget: 
 
     def product(coords: Tensor, step: Tensor) -> Tensor:
         result = torch.eye(width, dtype=coords.dtype)
-        for factor, coef in zip(split.factors, split.coefficients(coords, step).unbind(-1)):
+        # The diagonal comes first and only shrinks.
+        raw = torch.cat([-F.softplus(coords[..., :width]), coords[..., width:]], dim=-1)
+        for factor, coef in zip(split.factors, (raw * step.unsqueeze(-1)).unbind(-1)):
             result = result @ torch.linalg.matrix_exp(coef[..., None, None] * factor.generator.to(coef))
         return result
 

@@ -86,7 +86,7 @@ def check(name: str, got: Mapping[str, Any], want: Mapping[str, Any], tolerance:
     """
     if not got:
         raise Disagreement(f"{name} returned nothing to check")
-    errors = {key: error_ratio(_array(result), _array(want[key])) for key, result in got.items()}
+    errors = {key: error_ratio(as_array(result), as_array(want[key])) for key, result in got.items()}
     wrong = {key: error for key, error in errors.items() if not error <= tolerance}
     if wrong:
         listed = ", ".join(f"{key} off by {error:.1e}" for key, error in wrong.items())
@@ -112,5 +112,6 @@ def _rows(name: str, leaf: Tensor, rows: slice) -> Tensor:
     return leaf if name == "drift" else leaf[rows]
 
 
-def _array(result: Any) -> np.ndarray:
+def as_array(result: Any) -> np.ndarray:
+    """A tensor of any library as a NumPy array."""
     return result.detach().numpy() if isinstance(result, Tensor) else np.asarray(result)

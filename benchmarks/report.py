@@ -41,7 +41,7 @@ _METHOD = """## How it is measured
   frame; the rate is that of the best matrix product.
 - **Times** are taken in turn, candidate after candidate and round after round, once everything has been called; inputs lie
   ready, compilation is not counted, allocating the results is. Discretisation and frames are inside. A slow candidate takes
-  part in fewer rounds.
+  part in fewer rounds; one that compiles nothing and whose checked call takes longer than all rounds may is not called again.
 - **Threads.** Each thread count is a process of its own, bound to that many cores, so that XLA keeps to it too.
 - Ratios hold inside one run; absolute times are those of this machine on that day.
 """
@@ -69,9 +69,10 @@ def print_run(run: dict[str, Any]) -> None:
     console = Console()
     console.print(machine_line(run["machine"]))
     for table in tables(run):
-        shown = RichTable(*table.head, title=table.title, title_justify="left")
+        columns = len(table.head) - table.page_only
+        shown = RichTable(*table.head[:columns], title=table.title, title_justify="left")
         for row in table.rows:
-            shown.add_row(*row)
+            shown.add_row(*row[:columns])
         console.print(shown)
         for note in table.notes:
             console.print(note, style="dim")

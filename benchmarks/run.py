@@ -34,10 +34,10 @@ DEFAULT_OUT = Path("runs", "bench.json")
 
 def plan(quick: bool) -> list[tuple[str, str, int, dict[str, Any]]]:
     """Key in the run, section, threads and arguments of everything a mode measures, in order."""
-    effort = {"rounds": 9, "budget": 3.0} if quick else {"rounds": 15, "budget": 12.0}
+    effort = {"rounds": 9, "budget": 2.0} if quick else {"rounds": 15, "budget": 12.0}
     shape = asdict(Shape())
     models = list(MODELS[:2] if quick else MODELS)
-    steps = {"rounds": 3, "budget": 10.0} if quick else {"rounds": 7, "budget": 40.0}
+    steps = {"rounds": 2, "budget": 10.0} if quick else {"rounds": 7, "budget": 40.0}
     contexts = [128, 4096, 65536]
     remembered = (
         ("shippo fused",) if quick else ("shippo fused", "jax.lax.scan", "PyTorch loop", "mambapy pscan, from inputs to y")

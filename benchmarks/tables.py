@@ -20,6 +20,8 @@ class Table:
     head: tuple[str, ...]
     rows: list[tuple[str, ...]]
     notes: tuple[str, ...] = ()
+    page_only: int = 0
+    """Last columns that are too wide for a terminal."""
 
 
 def tables(run: dict[str, Any]) -> list[Table]:
@@ -63,6 +65,8 @@ def scan_table(section: dict[str, Any]) -> Table:
     ours = next((record for record in section["candidates"] if record["name"] == "shippo fused"), {})
     rows = []
     for record in section["candidates"]:
+        if record["status"] == "full mode only":
+            continue
         if record["status"] == "ok":
             figures = [_time(record.get(scan_pass)) for scan_pass in ("forward", "both")]
             figures += [_times_ours(record, ours, scan_pass) for scan_pass in ("forward", "both")]
@@ -92,8 +96,12 @@ def scan_table(section: dict[str, Any]) -> Table:
         for record in section["candidates"]
         if record["status"] not in ("ok", "full mode only")
     ]
+    left_out = [record["name"] for record in section["candidates"] if record["status"] == "full mode only"]
+    if left_out:
+        notes.append(f"In full mode only: {', '.join(left_out)}.")
     head = ("candidate", "forward", "forward+backward", "/ ours", "/ ours, f+b", "error", "what it does, what it cannot")
-    return Table(title=f"One scan, {_shape(section['shape'])}, {_threads(section)}", head=head, rows=rows, notes=tuple(notes))
+    title = f"One scan, {_shape(section['shape'])}, {_threads(section)}"
+    return Table(title=title, head=head, rows=rows, notes=tuple(notes), page_only=1)
 
 
 def memory_table(records: list[dict[str, Any]]) -> Table:

@@ -50,6 +50,8 @@ class Peer:
     """Binds it to inputs and a cotangent; raises `Missing` where it cannot run."""
     quick: bool = True
     """Whether it is fast enough for the quick mode."""
+    compiles: bool = False
+    """Whether its first call compiles, so that this call's time says nothing."""
 
 
 def same_recurrence(leaves: Mapping[str, Tensor]) -> dict[str, Any]:

@@ -186,7 +186,7 @@ def _vllm(inputs: Mapping[str, Tensor], cotangent: Tensor) -> Candidate:
 def _mamba_ssm(inputs: Mapping[str, Tensor], cotangent: Tensor) -> Candidate:
     module = require(
         "mamba_ssm.ops.selective_scan_interface",
-        "it has no wheel, builds against an installed PyTorch (MAMBA_SKIP_CUDA_BUILD=TRUE) and imports Triton",
+        "it has no wheel (MAMBA_FORCE_BUILD=TRUE MAMBA_SKIP_CUDA_BUILD=TRUE builds one) and imports Triton",
     )
 
     def solve(leaves: Mapping[str, Tensor]) -> Tensor:

@@ -69,6 +69,7 @@ JAX_PEERS = (
         how="jit, fused step on XLA:CPU",
         task=same_recurrence,
         prepare=_prepare(_sequential),
+        compiles=True,
     ),
     Peer(
         name="jax.lax.associative_scan",
@@ -78,5 +79,6 @@ JAX_PEERS = (
         task=same_recurrence,
         prepare=_prepare(_tree),
         quick=False,
+        compiles=True,
     ),
 )

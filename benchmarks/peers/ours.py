@@ -10,7 +10,7 @@ from benchmarks.peers.base import Candidate, Peer, diagonal_recurrence, same_rec
 from benchmarks.problem import NAMES
 
 
-def ours(backend: str, how: str, *, leaves: tuple[str, ...] = NAMES, name: str = "") -> Peer:
+def ours(backend: str, how: str, *, leaves: tuple[str, ...] = NAMES, name: str = "", quick: bool = False) -> Peer:
     """A backend of `transport_scan` as a peer of the others."""
 
     def prepare(inputs: Mapping[str, Tensor], cotangent: Tensor) -> Candidate:
@@ -23,11 +23,20 @@ def ours(backend: str, how: str, *, leaves: tuple[str, ...] = NAMES, name: str =
         return torch_candidate(solve, inputs, leaves, cotangent)
 
     task = same_recurrence if "right" in leaves else diagonal_recurrence
-    return Peer(name=name or f"shippo {backend}", kind="ours", how=how, leaves=leaves, task=task, prepare=prepare)
+    return Peer(
+        name=name or f"shippo {backend}",
+        kind="ours",
+        how=how,
+        leaves=leaves,
+        task=task,
+        prepare=prepare,
+        quick=quick,
+        compiles=backend == "fused",
+    )
 
 
 OUR_PEERS = (
-    ours("fused", "compiled kernels, sequential, streamed"),
+    ours("fused", "compiled kernels, sequential, streamed", quick=True),
     ours("fused", "compiled kernels, the easier problem", leaves=NAMES[:-1], name="shippo fused, no right"),
     ours("chunked", "moving frame, matrix products"),
     ours("associative", "parallel prefix"),

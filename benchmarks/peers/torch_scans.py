@@ -106,6 +106,7 @@ TORCH_PEERS = (
         task=same_recurrence,
         prepare=_prepare(_associative, "torch._higher_order_ops.associative_scan"),
         quick=False,
+        compiles=True,
     ),
     Peer(
         name="torch scan",
@@ -115,5 +116,6 @@ TORCH_PEERS = (
         task=same_recurrence,
         prepare=_prepare(_higher_order_scan, "torch._higher_order_ops.scan"),
         quick=False,
+        compiles=True,
     ),
 )
