@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from shippo_ssm.actions import expm
-from shippo_ssm.experiments.carry import carry, frames
-from shippo_ssm.experiments.projection import Projection, ProjectionConfig
+from shippo_ssm.experiments.carry import carry, carry_exactly
+from shippo_ssm.experiments.projection import EVAL, Projection, ProjectionConfig
 from shippo_ssm.scan import block_affine_scan
 from shippo_ssm.tasks.paired import stream
 
@@ -30,33 +30,52 @@ def dense(value, generator, degree=None):
 def inputs():
     rng = torch.Generator().manual_seed(0)
     value = torch.randn(3, 9, 4, 16, generator=rng)
-    return value, torch.randn(3, 9, 16, 16, generator=rng) * 0.05
+    return value, torch.randn(3, 9, 5, generator=rng), torch.randn(5, 16, 16, generator=rng) * 0.02
+
+
+def combine(coef, generators):
+    return torch.einsum("ntk,kpq->ntpq", coef, generators)
 
 
 def test_values_and_gradients(inputs):
-    value, generator = (part.clone().requires_grad_() for part in inputs)
-    exact = [part.detach().double().requires_grad_() for part in inputs]
-    moved, expected = carry(value, generator), dense(*exact, degree=2)
+    value, coef, generators = inputs
+    ours = [value.clone().requires_grad_(), generators.clone().requires_grad_()]
+    exact = [value.double().requires_grad_(), generators.double().requires_grad_()]
+    moved = carry(ours[0], coef, ours[1])
+    expected = dense(exact[0], combine(coef.double(), exact[1]), degree=2)
     torch.testing.assert_close(moved.double(), expected, rtol=1e-5, atol=1e-5)
     cotangent = torch.randn(moved.shape, generator=torch.Generator().manual_seed(1))
-    ours = torch.autograd.grad(moved, (value, generator), cotangent)
-    theirs = torch.autograd.grad(expected, exact, cotangent.double())
-    for a, b in zip(ours, theirs):
+    found = torch.autograd.grad(moved, ours, cotangent)
+    wanted = torch.autograd.grad(expected, exact, cotangent.double())
+    for a, b in zip(found, wanted):
         torch.testing.assert_close(a.double(), b, rtol=1e-4, atol=1e-4)
 
 
-def test_frames_are_products_of_exponentials(inputs):
-    _, generator = inputs
-    generator = generator * 0.2
-    eye = torch.eye(16).expand(3, 9, 16, 16)
-    expected = dense(eye.double(), generator.double())
-    torch.testing.assert_close(frames(generator).double(), expected, rtol=0, atol=2e-6)
+@pytest.mark.parametrize("keep", [True, False])
+@pytest.mark.parametrize("rank", [1, 4, 8])
+def test_exact_values_are_carried_by_exponentials(inputs, keep, rank):
+    _, coef, generators = inputs
+    value = torch.randn(3, 9, rank, 16)
+    small = generators * 0.1
+    steps = combine(coef.double(), small.double())
+    moved, frame = carry_exactly(value, coef, small, keep=keep)
+    torch.testing.assert_close(moved.double(), dense(value.double(), steps), rtol=0, atol=1e-5)
+    assert frame.numel() == (3 * 9 * 256 if keep else 0)
+    if keep:
+        eye = torch.eye(16, dtype=torch.float64).expand(3, 9, 16, 16)
+        torch.testing.assert_close(frame.double(), dense(eye, steps), rtol=0, atol=1e-5)
 
 
-@pytest.mark.parametrize("shape", [(3, 9, 4, 8), (3, 8, 4, 16), (3, 9, 3, 16)])
-def test_bad_shapes_are_named(inputs, shape):
-    with pytest.raises(ValueError, match="carry"):
-        carry(torch.zeros(shape), inputs[1])
+def test_bad_arguments_are_named(inputs):
+    value, coef, generators = inputs
+    with pytest.raises(ValueError, match=r"expected \[n, T, r, d\]"):
+        carry(value[..., :8], coef, generators)
+    with pytest.raises(ValueError, match="float32"):
+        carry(value.double(), coef, generators)
+    with pytest.raises(ValueError, match="multiple of 4"):
+        carry(value[:, :, :1], coef, generators)
+    with pytest.raises(ValueError, match="divisible"):
+        carry(value[:, :, :3], coef, generators)
 
 
 @pytest.mark.parametrize("right", ["none", "learned", "oracle"])
@@ -67,19 +86,17 @@ def test_prediction_is_a_readout_of_the_recurrence(right):
     batch = model.held_out[0]
     value = (batch.signal @ parameters["front"][0]).unflatten(-1, (4, 16))
     update = torch.einsum("nr,mtrd->mtnd", parameters["write"][0], value) / 2
-    chosen = {
-        "none": None,
-        "learned": expm(
-            config.epsilon**0.5 * torch.einsum("mtk,kpq->mtpq", batch.coef, parameters["generators"][0].unflatten(-1, (16, 16)))
-        )
-        if right == "learned"
-        else None,
-        "oracle": expm(model.task.generator(model.task.draw(stream(0, 2), 4))),
-    }[right]
+    chosen = None
+    if right == "learned":
+        chosen = expm(combine(batch.coef, config.epsilon**0.5 * parameters["generators"][0]))
+    elif right == "oracle":
+        chosen = expm(model.task.generator(model.task.draw(stream(0, EVAL), 4)))
     left = model.task.left.float().expand(4, 24, 16, 16)
     state = block_affine_scan(left, chosen, update, backend="reference")[:, -1]
     expected = (state.flatten(1) @ parameters["readout"][0]).unflatten(-1, (16, 16))
     torch.testing.assert_close(model.predict(parameters, 0, batch), expected, rtol=1e-3, atol=2e-4)
+    with torch.no_grad():
+        torch.testing.assert_close(model.predict(parameters, 0, batch), expected, rtol=1e-4, atol=1e-5)
 
 
 def test_targets_are_the_tasks_answers():

@@ -59,9 +59,9 @@ def main(out: Path, *, console: Console, quick: bool = False) -> Result:
     from shippo_ssm.experiments.figures import main_evidence
 
     console.print(
-        "[bold]SHiPPO in three minutes.[/] A vector v is written into memory; then two operations act on it, a then b or b then a.\n"
+        "[bold]SHiPPO in three minutes.[/] A vector is written into memory; two operations act on it, a then b or b then a.\n"
         "Operations write nothing. A memory that only writes, however much, answers the same for ab and ba:\n"
-        "its error on the difference is exactly 1. A memory with a right action, H_t = L_t H_{t-1} R_t + U_t, tells them apart.\n"
+        "its error on the difference is 1. A memory with a right action, H_t = L_t H_{t-1} R_t + U_t, tells them apart.\n"
     )
     show = experiment(60 if quick else 3000)
     result = run(show, out=out, jobs=1, force=True)

@@ -121,7 +121,7 @@ def main_evidence(result: Result, path: Path) -> None:
 
 
 def overview(path: Path) -> None:
-    """The lift: HiPPO in fixed channel coordinates, SHiPPO in a moving frame, the selective cell. Frames are computed, not sketched."""
+    """The lift: HiPPO in fixed channel coordinates, SHiPPO in a moving frame, the selective cell. The frames are computed."""
     import torch
 
     figure, panels = new_figure(13.5, 4.2, 3)

@@ -110,7 +110,12 @@ class MatrixState:
     def __init__(self, config: PairedConfig, seeds: tuple[int, ...]) -> None:
         self.config, self.seeds, self.task = config, seeds, config.task
         d, order, generators, rank = config.width, config.d_state, config.num_generators, config.rank
-        shapes = {"front": (rank, d, d), "write": (rank, order), "left": (2 * generators, order), "readout": (order * d, d)}
+        shapes: dict[str, tuple[int, ...]] = {
+            "front": (rank, d, d),
+            "write": (rank, order),
+            "left": (2 * generators, order),
+            "readout": (order * d, d),
+        }
         if config.right == "learned":
             shapes["generators"] = (generators, d, d)
         if config.right == "selective":

@@ -24,7 +24,7 @@ from typing import Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from shippo_ssm.experiments.carry import carry, frames
+from shippo_ssm.experiments.carry import carry, carry_exactly
 from shippo_ssm.experiments.core import Column, Experiment, Result, RowConfig, RowResult, Session, Verdict
 from shippo_ssm.experiments.stacked import AdamW, Layout, nmse, r_squared, train_stack
 from shippo_ssm.tasks.paired import stream
@@ -78,7 +78,7 @@ class Batch(NamedTuple):
 
     signal: Tensor  # [M, T, d]
     coef: Tensor  # [M, T, K]
-    frame: Tensor  # [M, T, d, d], true frames R_{t+1} .. R_T
+    frame: Tensor  # [M, T, d, d], true frames R_{t+1} .. R_T, for the oracle; empty elsewhere
     target: Tensor  # [M, N, d]
 
 
@@ -93,9 +93,9 @@ class Projection:
     def __init__(self, config: ProjectionConfig, seeds: tuple[int, ...]) -> None:
         self.config, self.seeds, self.task = config, seeds, config.task
         d, order, rank = config.width, config.d_state, config.rank
-        shapes = {"front": (d, rank * d), "write": (order, rank), "readout": (order * d, order * d)}
+        shapes: dict[str, tuple[int, ...]] = {"front": (d, rank * d), "write": (order, rank), "readout": (order * d, order * d)}
         if config.right == "learned":
-            shapes["generators"] = (config.num_generators, d * d)
+            shapes["generators"] = (config.num_generators, d, d)
         self.layout = Layout(shapes)
         powers = [torch.eye(order, dtype=torch.float64)]
         for _ in range(config.length - 1):
@@ -103,16 +103,15 @@ class Projection:
         # L^{T-t} for t = 1 .. T, and what the task's own source becomes at the end.
         self.powers = torch.stack(powers[::-1]).float()
         self.written = (torch.stack(powers[::-1]) @ self.task.write).float()
-        self.true_generators = config.epsilon**0.5 * self.task.generators.float().flatten(1)
+        self.true_generators = config.epsilon**0.5 * self.task.generators.float()
         size = config.batch * config.eval_batches
         self.held_out = [self.prepare(self.task.draw(stream(seed, EVAL), size)) for seed in seeds]
 
     def prepare(self, sequences: Sequences) -> Batch:
         """Frames and answers of drawn sequences, C_T = sum_t (L^{T-t} epsilon B) (f_t^T R_{t+1} .. R_T)."""
-        d = self.config.width
-        frame = frames((sequences.coef @ self.true_generators).unflatten(-1, (d, d)))
-        moved = (sequences.signal.unsqueeze(-1) * frame).sum(-2)
-        return Batch(*sequences, frame, torch.einsum("tn,mtd->mnd", self.written, moved))
+        signal = sequences.signal.unsqueeze(2)
+        moved, frame = carry_exactly(signal, sequences.coef, self.true_generators, keep=self.config.right == "oracle")
+        return Batch(*sequences, frame, self.written.mT @ moved.squeeze(2))
 
     def init(self, seed: int) -> dict[str, Tensor]:
         """A random write vector, and maps near the identity: readout and front end start close to passing the state through."""
@@ -128,7 +127,7 @@ class Projection:
             "readout": torch.eye(order * d) + config.init_noise * noise("readout") / math.sqrt(order * d),
         }
         if config.right == "learned":
-            parameters["generators"] = self.task.generators.float().flatten(1)
+            parameters["generators"] = self.task.generators.float()
         return parameters
 
     def block(self, index: int) -> list[Batch]:
@@ -144,9 +143,12 @@ class Projection:
             value = value @ batch.frame
         elif config.right == "learned":
             generators = config.epsilon**0.5 * parameters["generators"][seed]
-            value = carry(value, (batch.coef @ generators).unflatten(-1, (d, d)))
-        write = self.powers @ parameters["write"][seed] / math.sqrt(rank)  # [T, N, r]
-        state = torch.einsum("tnr,mtrd->mnd", write, value)
+            if torch.is_grad_enabled():
+                value = carry(value, batch.coef, generators)
+            else:
+                value, _ = carry_exactly(value, batch.coef, generators)
+        write = torch.einsum("tnk,kr->ntr", self.powers, parameters["write"][seed]).flatten(1) / math.sqrt(rank)
+        state = write @ value.flatten(1, 2)  # [N, T r] @ [M, T r, d]
         return (state.flatten(1) @ parameters["readout"][seed]).unflatten(-1, (order, d))
 
     def loss(self, parameters: dict[str, Tensor], block: list[Batch], offset: int) -> Tensor:
