@@ -1,0 +1,134 @@
+"""The sequence model: six mixers behind the same calls, the paper's parameter counts, checkpoints, and that it learns."""
+
+import dataclasses
+import json
+import pickle
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from shippo_ssm.models import (
+    MIXERS,
+    SequenceConfig,
+    SequenceModel,
+    load_checkpoint,
+    parameter_rows,
+    parameter_table,
+    read_checkpoint,
+    save_checkpoint,
+)
+
+SMALL = SequenceConfig(d_model=16, n_layers=2, d_state=8, vocab_size=11)
+
+
+@pytest.mark.parametrize("mixer", MIXERS)
+def test_all_ways_agree(mixer):
+    model = SequenceModel(dataclasses.replace(SMALL, mixer=mixer)).double()
+    ids = torch.randint(0, 11, (3, 9))
+    whole = model(ids)
+    assert whole.shape == (3, 9, 11)
+    states, outputs = model.init_state(3), []
+    for t in range(9):
+        logits, states = model.step(ids[:, t], states)
+        outputs.append(logits)
+    assert (torch.stack(outputs, 1) - whole).abs().max() < 1e-9
+    first, states = model(ids[:, :4], output_state=True)
+    second, _ = model(ids[:, 4:], states, output_state=True)
+    assert (torch.cat([first, second], 1) - whole).abs().max() < 1e-9
+
+
+@pytest.mark.parametrize("mixer", MIXERS)
+def test_causal_and_every_parameter_learns(mixer):
+    model = SequenceModel(dataclasses.replace(SMALL, mixer=mixer))
+    ids = torch.randint(0, 11, (2, 12))
+    changed = ids.clone()
+    changed[:, 8:] = (changed[:, 8:] + 1) % 11
+    assert torch.allclose(model(ids)[:, :8], model(changed)[:, :8], atol=1e-6)
+    F.cross_entropy(model(ids).flatten(0, 1), ids.flatten()).backward()
+    for name, parameter in model.named_parameters():
+        assert parameter.grad is not None, name
+        assert torch.isfinite(parameter.grad).all(), name
+
+
+def test_own_embedding_and_head():
+    class Sum(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.kinds, self.keys = nn.Embedding(3, 16), nn.Embedding(5, 16)
+
+        def forward(self, events):
+            return self.kinds(events[..., 0]) + self.keys(events[..., 1])
+
+    config = dataclasses.replace(SMALL, vocab_size=None, num_outputs=4, num_classes=31)
+    model = SequenceModel(config, embedding=Sum())
+    events = torch.randint(0, 3, (2, 6, 2))
+    assert model(events).shape == (2, 6, 4, 31)
+    at = torch.zeros(2, 6, dtype=torch.bool)
+    at[:, 5] = True
+    assert torch.allclose(model.head(model.features(events)[at]), model(events)[:, 5], atol=1e-6)
+    vectors = SequenceModel(dataclasses.replace(SMALL, vocab_size=None))
+    assert vectors(torch.randn(2, 6, 16)).shape == (2, 6, 16)
+
+
+def test_masks_go_to_shippo_mixers_only():
+    ids, mask = torch.randint(0, 11, (2, 5)), torch.tensor([[0, 0, 1, 1, 1], [1, 1, 1, 1, 1]])
+    model = SequenceModel(SMALL)
+    assert torch.allclose(model(ids, attention_mask=mask)[0, 2:], model(ids[:1, 2:])[0], atol=1e-5)
+    for mixer in ("gru", "transformer"):
+        with pytest.raises(ValueError, match="`attention_mask` came with mixer"):
+            SequenceModel(dataclasses.replace(SMALL, mixer=mixer))(ids, attention_mask=mask)
+    with pytest.raises(ValueError, match="`states` has 1 entries"):
+        model(ids, model.init_state(2)[:1])
+    with pytest.raises(ValueError, match="`mixer` is 'lstm'"):
+        SequenceConfig(mixer="lstm")
+
+
+def test_parameter_counts_are_the_papers():
+    rows = {row.model: row for row in parameter_rows()}
+    assert len(rows) == 6
+    for name, row in rows.items():
+        limit = 0.12 if name == "DirectGen-SingleExp" else 0.05
+        assert abs(row.deviation) <= limit, (name, row)
+    table = parameter_table()
+    assert all(name in table for name in rows)
+    assert "6.03M" in table
+
+
+def test_checkpoints_round_trip(tmp_path):
+    model = SequenceModel(SMALL).bfloat16()
+    save_checkpoint(model, tmp_path / "deep" / "folder", notes={"seed": 3})
+    config, notes = read_checkpoint(tmp_path / "deep" / "folder")
+    assert config == SMALL
+    assert notes == {"seed": 3}
+    again = load_checkpoint(tmp_path / "deep" / "folder")
+    assert {name: (t.dtype, t.tolist()) for name, t in again.state_dict().items()} == {
+        name: (t.dtype, t.tolist()) for name, t in model.state_dict().items()
+    }
+    assert {file.name for file in (tmp_path / "deep" / "folder").iterdir()} == {"model.safetensors", "config.json"}
+
+
+def test_checkpoints_refuse_what_they_do_not_know(tmp_path, monkeypatch):
+    def never(*args, **kwargs):
+        raise AssertionError("a checkpoint was unpickled")
+
+    save_checkpoint(SequenceModel(SMALL), tmp_path)
+    monkeypatch.setattr(pickle, "load", never)
+    monkeypatch.setattr(pickle, "loads", never)
+    monkeypatch.setattr(torch, "load", never)
+    load_checkpoint(tmp_path)
+    with pytest.raises(ValueError, match=r"`embedding\.weight` has shape"):
+        load_checkpoint(tmp_path, embedding=nn.Embedding(12, 16))
+    with pytest.raises(ValueError, match="the file lacks"):
+        load_checkpoint(tmp_path, embedding=nn.Sequential(nn.Embedding(11, 16)))
+    file = tmp_path / "config.json"
+    header = json.loads(file.read_text())
+    file.write_text(json.dumps(header | {"config": header["config"] | {"width": 3}}))
+    with pytest.raises(ValueError, match=r"unknown keys \['width'\]"):
+        load_checkpoint(tmp_path)
+    file.write_text(json.dumps(header | {"version": 99}))
+    with pytest.raises(ValueError, match="of version 1"):
+        load_checkpoint(tmp_path)
+    with pytest.raises(ValueError, match=r"no config\.json"):
+        load_checkpoint(tmp_path / "nowhere")
