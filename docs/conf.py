@@ -18,6 +18,8 @@ autodoc_member_order = "bysource"
 autodoc_typehints = "none"
 napoleon_google_docstring = True
 napoleon_numpy_docstring = False
+# Attributes of a named tuple are described once.
+napoleon_use_ivar = True
 
 
 def plain_text(app, what, name, obj, options, lines):

@@ -28,7 +28,8 @@ def checks(tmp_path_factory):
     path = tmp_path_factory.mktemp("checks") / "verify.json"
     verify(only=["rotation_example", "controlled_path_is_nonlinear"], out=path, console=Console(quiet=True))
     content = json.loads(path.read_text())
-    content["rows"].append({**content["rows"][0], "statement": "Two & two < five", "residual": None, "holds": False})
+    first = next(row for row in content["rows"] if row["name"] == "rotation_example")
+    content["rows"].append({**first, "statement": "Two & two < five", "residual": None, "holds": False})
     path.write_text(json.dumps(content))
     return path
 
@@ -175,6 +176,9 @@ def test_the_theory_says_what_does_not_hold(checks):
     assert "Two &amp; two &lt; five" in fragment
     assert fragment.count('class="holds"') == 2
     assert fragment.count('class="fails"') == 1
+    # A part in which something does not hold is open, another one is folded.
+    assert "<details open><summary><strong>Appendix B</strong>" in fragment
+    assert "<details><summary><strong>Section 2</strong> All 1 hold." in fragment
 
 
 def test_the_speed_shows_only_what_was_right_and_says_what_fell_short(bench, tmp_path, monkeypatch):
@@ -228,7 +232,7 @@ def test_it_fits_the_screen(browser, page, width, scheme, tmp_path):
     assert browser.execute_script("return document.documentElement.scrollWidth") <= width
     # Nothing sticks out of the screen, except inside a region that scrolls by itself.
     sticking = browser.execute_script(
-        "return [...document.querySelectorAll('body *')].filter(e => !e.closest('.scroll, .equation, .skip') && "
+        "return [...document.querySelectorAll('body *')].filter(e => !e.closest('.scroll, .wide, .equation, .skip') && "
         "e.getBoundingClientRect().right > innerWidth + 1).map(e => e.outerHTML.slice(0, 80))"
     )
     assert sticking == []

@@ -100,6 +100,7 @@ def picture(draw: Callable[[Path], object], title: str, caption: str) -> str:
         drawing = re.sub(r"<metadata>.*?</metadata>", "", path.read_text(encoding="utf-8"), flags=re.DOTALL)
     data = base64.b64encode(drawing.encode()).decode()
     return (
-        f'<figure class="picture"><img alt="{text(title)}" src="data:image/svg+xml;base64,{data}">'
+        f'<figure class="picture"><div class="wide" role="region" tabindex="0" aria-label="{text(title)}">'
+        f'<img alt="{text(title)}" src="data:image/svg+xml;base64,{data}"></div>'
         f"<figcaption>{text(caption)}</figcaption></figure>"
     )

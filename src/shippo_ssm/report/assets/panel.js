@@ -93,8 +93,8 @@
     // The axes of the frame in which the memory was written, as they stand now.
     now.right.forEach(([x, y], index) => {
       const arrow = find(`axis${index}`);
-      arrow.setAttribute("x2", (180 + 80 * x).toFixed(1));
-      arrow.setAttribute("y2", (180 - 80 * y).toFixed(1));
+      arrow.setAttribute("x2", (180 + 62 * x).toFixed(1));
+      arrow.setAttribute("y2", (180 - 62 * y).toFixed(1));
     });
     find("turn-out").textContent = `${turn.value.replace("-", "−")}°`;
     find("shear-out").textContent = fixedNumber(Number(shear.value));
