@@ -35,9 +35,9 @@ class Model(nn.Module):
 
 def test_one_row_per_layer_and_group():
     model = Model().train()
-    rows = collapse_of_model(model, torch.randn(2, 20, 9, dtype=torch.float64))
+    rows = collapse_of_model(model, torch.randn(2, 15, 9, dtype=torch.float64))
     assert [(row.layer, row.group) for row in rows] == [("first", 0), ("first", 1), ("second", 0), ("second", 1)]
-    assert all(row.num_actions == 40 for row in rows)
+    assert all(row.num_actions == 30 for row in rows)
     mixing, scaling = rows[0], rows[1]
     assert mixing.status == "irreducible"
     assert mixing.blocks == (3,)
