@@ -8,7 +8,8 @@ a candidate that fails is never timed.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import contextlib
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -40,15 +41,27 @@ def oracle(task: Task, leaves: Mapping[str, Tensor], cotangent: Tensor) -> dict[
     """
     total: dict[str, Tensor] = {name: torch.zeros_like(leaf, dtype=torch.float64) for name, leaf in leaves.items()}
     outputs = []
-    for start in range(0, cotangent.shape[0], _ROWS):
-        rows = slice(start, start + _ROWS)
-        doubles = {name: _rows(name, leaf, rows).double().requires_grad_() for name, leaf in leaves.items()}
-        y = _by_segments(task(doubles))
-        gradients = torch.autograd.grad(y, list(doubles.values()), cotangent[rows].double(), materialize_grads=True)
-        for name, gradient in zip(doubles, gradients):
-            _rows(name, total[name], rows).add_(gradient)
-        outputs.append(y.detach())
+    with one_thread():
+        for start in range(0, cotangent.shape[0], _ROWS):
+            rows = slice(start, start + _ROWS)
+            doubles = {name: _rows(name, leaf, rows).double().requires_grad_() for name, leaf in leaves.items()}
+            y = _by_segments(task(doubles))
+            gradients = torch.autograd.grad(y, list(doubles.values()), cotangent[rows].double(), materialize_grads=True)
+            for name, gradient in zip(doubles, gradients):
+                _rows(name, total[name], rows).add_(gradient)
+            outputs.append(y.detach())
     return {"y": torch.cat(outputs), **total}
+
+
+@contextlib.contextmanager
+def one_thread() -> Iterator[None]:
+    """Torch on one thread: a loop of small operations loses more by waiting for a second one than it gains."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 def error_ratio(got: Any, want: Any) -> float:

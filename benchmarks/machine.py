@@ -89,14 +89,19 @@ def build_stream(reads: int, writes: int) -> Any:
 
     def stream(source: Any, sink: Any, start: int, stop: int) -> None:
         for item in range(start, stop):
-            origin, target = item * reads * block, item * writes * block
-            for k in range(writes):
-                for i in range(block):
-                    sink[target + k * block + i] = source[origin + k * block + i]
-            for k in range(writes, reads):
-                to = target + (k % writes) * block
-                for i in range(block):
-                    sink[to + i] += source[origin + k * block + i]
+            # Slices, so that no index can be negative for all the compiler knows: with sums as indices nothing vectorises.
+            sources = source[item * reads * block : (item + 1) * reads * block]
+            sinks = sink[item * writes * block : (item + 1) * writes * block]
+            for k in range(reads):
+                given = sources[k * block : (k + 1) * block]
+                j = k % writes
+                taken = sinks[j * block : (j + 1) * block]
+                if k < writes:
+                    for i in range(block):
+                        taken[i] = given[i]
+                else:
+                    for i in range(block):
+                        taken[i] += given[i]
 
     return stream
 
