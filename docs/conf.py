@@ -2,12 +2,17 @@
 
 import re
 
+from docutils import nodes
+from latex2mathml.converter import convert
+
 import shippo_ssm
 
 project = "SHiPPO"
 copyright = "The SHiPPO developers"
 release = shippo_ssm.__version__
-extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "sphinx.ext.mathjax", "sphinx.ext.viewcode"]
+extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "sphinx.ext.viewcode"]
+# Formulas become MathML when the pages are built, so that they are there without a network.
+html_math_renderer = "mathml"
 myst_enable_extensions = ["colon_fence", "dollarmath"]
 myst_heading_anchors = 3
 html_theme = "furo"
@@ -29,5 +34,18 @@ def plain_text(app, what, name, obj, options, lines):
             lines[number] = re.sub(r"(?<!\\)([|*])", r"\\\1", re.sub(r"(\w)_(?=\W|$)", r"\1\\_", line))
 
 
+def render_inline(self, node):
+    self.body.append(convert(node.astext()))
+    raise nodes.SkipNode
+
+
+def render_block(self, node):
+    self.body.append(self.starttag(node, "div", CLASS="math"))
+    self.body.append(convert(node.astext(), display="block"))
+    self.body.append("</div>")
+    raise nodes.SkipNode
+
+
 def setup(app):
+    app.add_html_math_renderer("mathml", inline_renderers=(render_inline, None), block_renderers=(render_block, None))
     app.connect("autodoc-process-docstring", plain_text, priority=400)
