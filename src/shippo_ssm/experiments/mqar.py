@@ -29,8 +29,7 @@ from torch import Tensor, nn
 
 from shippo_ssm.experiments.core import Column, Experiment, Result, RowResult, Session, Verdict
 from shippo_ssm.experiments.recall import RecallConfig, fit, flatten_scores, score_lengths
-from shippo_ssm.experiments.store import save_checkpoint
-from shippo_ssm.models import SequenceConfig, SequenceModel
+from shippo_ssm.models import SequenceConfig, SequenceModel, load_checkpoint, save_checkpoint
 from shippo_ssm.tasks.mqar import MODULUS, WIDTH, Events, TransportMQAR
 
 LENGTHS = (128, 512, 2048, 4096)
@@ -134,9 +133,14 @@ def smoke() -> tuple[MqarConfig, ...]:
     return rows(replace(small, eval_every=3, curve_examples=4, eval_examples=4, eval_lengths=(128, 512)))
 
 
-def weights_file(folder: Path, row: str, seed: int) -> Path:
+def weights_folder(run: Path, row: str, seed: int) -> Path:
     """Where a run keeps the trained weights of a row, for interventions."""
-    return folder / "weights" / f"{row}.s{seed}.safetensors"
+    return run / "weights" / f"{row}.s{seed}"
+
+
+def load_model(folder: Path, config: MqarConfig, seed: int) -> SequenceModel:
+    """A trained model of a run, from its folder of weights."""
+    return load_checkpoint(folder, embedding=EventEmbedding(config.task(seed), config.d_model))
 
 
 def train_model(model: SequenceModel, config: MqarConfig, seed: int, session: Session) -> RowResult:
@@ -163,8 +167,8 @@ def train(config: MqarConfig, seeds: tuple[int, ...], session: Session) -> RowRe
     model = build_model(config, seed)
     result = train_model(model, config, seed, session)
     if session.checkpoint is not None:
-        path = weights_file(session.checkpoint.parents[1], config.name, seed)
-        save_checkpoint(path, model.state_dict(), {"row": config.name, "seed": seed, "steps": config.steps})
+        folder = weights_folder(session.checkpoint.parents[1], config.name, seed)
+        save_checkpoint(model, folder, notes={"row": config.name, "seed": seed, "steps": config.steps})
     return result
 
 

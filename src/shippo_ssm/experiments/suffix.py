@@ -23,7 +23,7 @@ from torch import nn
 from shippo_ssm.experiments import mqar
 from shippo_ssm.experiments.core import Experiment, Result, RowResult, Session, Verdict
 from shippo_ssm.experiments.recall import flatten_scores, score_lengths
-from shippo_ssm.experiments.store import default_folder, load_checkpoint
+from shippo_ssm.experiments.store import default_folder
 from shippo_ssm.layers import identity_right, zero_right_suffix
 
 ROW = "struct-split"
@@ -61,16 +61,15 @@ def trained_model(config: SuffixConfig, seed: int) -> nn.Module:
     Raises:
         ValueError: the run of `mqar` is not there; the message names the command that makes it.
     """
+    run = default_folder("mqar", config.preset, mqar.EXPERIMENT.default_preset)
+    folder = mqar.weights_folder(run, ROW, seed)
+    if folder.exists():
+        return mqar.load_model(folder, config, seed)
+    if config.preset != "smoke":
+        command = f"shippo run mqar --preset {config.preset} --row {ROW}"
+        raise ValueError(f"no trained weights in {folder}; make them with `{command}`")
     model = mqar.build_model(config, seed)
-    folder = default_folder("mqar", config.preset, mqar.EXPERIMENT.default_preset)
-    path = mqar.weights_file(folder, ROW, seed)
-    restored = load_checkpoint(path)
-    if restored is not None:
-        model.load_state_dict(restored[0])
-    elif config.preset == "smoke":
-        mqar.train_model(model, config, seed, Session())
-    else:
-        raise ValueError(f"no trained weights in {path}; make them with `shippo run mqar --preset {config.preset} --row {ROW}`")
+    mqar.train_model(model, config, seed, Session())
     return model
 
 
