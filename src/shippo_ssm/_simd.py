@@ -24,7 +24,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-__all__ = ["Emitter", "Pointer", "Variable", "simd", "simd_lanes"]
+__all__ = ["Emitter", "Pointer", "Variable", "register_lanes", "simd", "simd_lanes"]
 
 # Explicit mantissa bits, largest exponent, and degree of the polynomial for 2^f on |f| <= 1/2.
 _FORMATS = {"float32": (23, 127, 5), "float64": (52, 1023, 11)}
@@ -39,6 +39,14 @@ def simd_lanes(dtype: str, length: int) -> int:
     if length % (2 * half) == 0:
         return 2 * half
     return half if length > 4 else 4
+
+
+def register_lanes(dtype: str) -> int:
+    """Lanes of one vector register of this processor, at least four."""
+    from llvmlite import binding
+
+    register = 64 if binding.get_host_cpu_features().get("avx512f") else 32
+    return max(4, register // np.dtype(dtype).itemsize)
 
 
 def simd(dtype: str, lanes: int) -> Callable[[Callable[..., None]], Any]:

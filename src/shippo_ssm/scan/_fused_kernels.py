@@ -27,7 +27,7 @@ from typing import Any
 
 import numpy as np
 
-from shippo_ssm._simd import Emitter, Pointer, simd, simd_lanes
+from shippo_ssm._simd import Emitter, Pointer, register_lanes, simd, simd_lanes
 
 __all__ = ["build_backward", "build_forward", "padded_order"]
 
@@ -197,8 +197,10 @@ def _advance(dtype: str, order: int, width: int, rank: int, has_right: bool, has
 def _retreat(dtype: str, order: int, width: int, rank: int, has_right: bool, varying: bool) -> Any:
     """One position of one group, backwards: the adjoint at `s` of the new state becomes that of the old one."""
     row = padded_order(dtype, order)
+    # The sums of this step fill the registers already: a vector may take no more than one.
+    lanes = min(simd_lanes(dtype, order), register_lanes(dtype))
 
-    @simd(dtype, simd_lanes(dtype, order))
+    @simd(dtype, lanes)
     def retreat(
         emit: Emitter, states: Pointer, old: Any, new: Any, decays: Pointer, a: Any, adjoint: Pointer, s: Any,
         moved: Pointer, slopes: Pointer, k: Any, value: Pointer, write: Pointer, read: Pointer, step: Pointer,
