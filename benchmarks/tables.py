@@ -200,7 +200,8 @@ def decoding_table(section: dict[str, Any]) -> Table:
     rows = [(model, *(f"{rates[context]:,.0f}" for context in contexts)) for model, rates in by_model.items()]
     note = (
         "The Transformer's cache is allocated at the length of the context and filled with random keys and values instead of a "
-        "prefill; it is written in place, so that a token does not copy it."
+        "prefill; it is written in place, so that a token does not copy it. The SHiPPO models are not prefilled either: their "
+        "state has one size, and every context is timed from the same one."
     )
     title = f"Decoding, tokens/s, batch {section['batch']}, {_threads(section)}"
     return Table(title=title, head=("model", *(f"context {context:,}" for context in contexts)), rows=rows, notes=(note,))
