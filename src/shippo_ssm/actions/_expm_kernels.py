@@ -33,8 +33,7 @@ def build_expm(
     # Slots: four powers, the total and the next total, then the same six for the tangent.
     tangent = 6 * slot
     shifted = arithmetic == "float32"
-    # Vector transposes need whole vectors of one dtype.
-    whole = size % lanes == 0 and dtype == arithmetic
+    whole = size % lanes == 0
     weights = np.array([1.0 / math.factorial(k) for k in range(degree + 1)], dtype=element)
     if shifted:
         weights[0] = 0.0
@@ -66,15 +65,17 @@ def build_expm(
 
     @simd(arithmetic, lanes)
     def read_generator(emit: Any, source: Any, base: Any, w: Any) -> None:
-        gather(emit, source, base, w, 0, size, lambda entry: entry % width * width + entry // width if frechet else entry)
+        gather(
+            emit, dtype, source, base, w, 0, size, lambda entry: entry % width * width + entry // width if frechet else entry
+        )
 
     @simd(arithmetic, lanes)
     def read_direction(emit: Any, source: Any, base: Any, w: Any) -> None:
-        gather(emit, source, base, w, tangent, size)
+        gather(emit, dtype, source, base, w, tangent, size)
 
     @simd(arithmetic, lanes)
     def write_block(emit: Any, w: Any, source: Any, out: Any, base: Any) -> None:
-        scatter(emit, w, source, out, base, size, range(0, size, width + 1) if shifted and not frechet else ())
+        scatter(emit, dtype, w, source, out, base, size, range(0, size, width + 1) if shifted and not frechet else ())
 
     @simd(arithmetic, lanes)
     def column_sums(emit: Any, w: Any, norms: Any) -> None:

@@ -194,20 +194,20 @@ def build_split(
 
     @simd(dtype, lanes)
     def read_coords(emit: Any, source: Any, base: Any, w: Any) -> None:
-        gather(emit, source, base, w, value, count_coords)
+        gather(emit, dtype, source, base, w, value, count_coords)
 
     @simd(dtype, lanes)
     def write_coords(emit: Any, w: Any, out: Any, base: Any) -> None:
-        scatter(emit, w, gradient, out, base, count_coords)
+        scatter(emit, dtype, w, gradient, out, base, count_coords)
 
     @simd(dtype, lanes)
     def read_matrices(emit: Any, right: Any, cotangent: Any, base: Any, w: Any) -> None:
-        gather(emit, right, base, w, matrix, size)
-        gather(emit, cotangent, base, w, bar, size)
+        gather(emit, dtype, right, base, w, matrix, size)
+        gather(emit, dtype, cotangent, base, w, bar, size)
 
     @simd(dtype, lanes)
     def write_matrices(emit: Any, w: Any, out: Any, base: Any) -> None:
-        scatter(emit, w, matrix, out, base, size)
+        scatter(emit, dtype, w, matrix, out, base, size)
 
     whole_coords, whole_matrices = count_coords % lanes == 0, size % lanes == 0
     last_shear, last_rotation = num_diagonal + num_rotations, num_diagonal

@@ -179,7 +179,7 @@ def frechet_op(generator: Tensor, direction: Tensor, backend: str) -> Tensor:
     """L(generator, direction), the derivative of exp at `generator` along `direction`."""
     if backend == "fused":
         # The kernel takes the derivative at the transpose of what it reads, which is what a gradient hands over.
-        return fused.run_expm(generator.mT, direction, fused_schemes(generator, 2))
+        return fused.run_expm(generator.mT, direction, fused_schemes(generator, 3))
     return scale_and_square(generator, direction)
 
 
