@@ -52,8 +52,8 @@ def bench(tmp_path_factory):
                 "threads": 2,
                 "candidates": [
                     record("shippo fused", "ours", 0.017, 0.087),
-                    record("a loop", "peer", 0.24, 10.2),
-                    {"name": "wrong", "kind": "peer", "status": "rejected", "reason": "off by one"},
+                    record("a loop", "same recurrence", 0.24, 10.2),
+                    {"name": "wrong", "kind": "same recurrence", "status": "rejected", "reason": "off by one"},
                 ],
                 "roofs": {
                     "forward": {"seconds": 0.0085, "active": "bandwidth"},

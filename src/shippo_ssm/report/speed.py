@@ -80,10 +80,10 @@ def _bar(record: dict[str, Any], seconds: float, roof: float, longest: float) ->
     """One candidate; the axis runs from a third of the roof to the slowest."""
     low = roof / 3
     share = [100 * math.log(max(value, low) / low) / math.log(longest / low) for value in (seconds, roof)]
-    ours = " ours" if record["kind"] == "ours" else ""
+    ours, kind = (" ours", "") if record["kind"] == "ours" else ("", f" <small>{text(record['kind'])}</small>")
     time, times = (f"{value:,.0f}" if value >= 100 else f"{value:.3g}" for value in (1e3 * seconds, seconds / roof))
     return (
-        f'<div class="bar{ours}"><span>{text(record["name"])}</span><span class="track">'
+        f'<div class="bar{ours}"><span>{text(record["name"])}{kind}</span><span class="track">'
         f'<span class="fill" style="width:{share[0]:.1f}%"></span>'
         f'<span class="roof" style="left:{share[1]:.1f}%"></span></span>'
         f'<span class="value">{time} ms, {times} × the roof</span></div>'
