@@ -16,6 +16,7 @@ from shippo_ssm.layers import (
     detach_states,
     reorder_states,
     weight_decay_groups,
+    zero_right_suffix,
 )
 
 RIGHTS = ("split", "dense", "none")
@@ -123,13 +124,24 @@ def test_decoding_does_not_grow_with_context():
     assert late < 3 * early
 
 
-def test_identity_family_is_the_layer_without_right(tools):
+def test_switched_off_is_the_layer_without_right(tools):
     layer, plain = tools.make_layer("split"), tools.make_layer("none")
     shared = {name: tensor for name, tensor in layer.state_dict().items() if "right" not in name}
     plain.load_state_dict(shared)
     layer.use_right = False
     u = torch.randn(2, 9, 12, dtype=torch.float64)
     assert torch.equal(layer(u), plain(u))
+
+
+def test_r_equal_to_i_is_the_one_sided_layer(tools):
+    """exp(0) = I goes through the whole transported path and changes nothing, not even a rounding."""
+    layer, plain = tools.make_layer("dense", backend="reference"), tools.make_layer("none", backend="reference")
+    plain.load_state_dict({name: tensor for name, tensor in layer.state_dict().items() if "right" not in name})
+    u = torch.randn(2, 9, 12, dtype=torch.float64)
+    with zero_right_suffix(layer):
+        assert torch.equal(layer.right_actions(u), torch.eye(4, dtype=torch.float64).expand(2, 9, 6, 4, 4))
+        assert torch.equal(layer(u), plain(u))
+    assert not torch.allclose(layer(u), plain(u))
 
 
 def test_family_objects():
