@@ -178,6 +178,21 @@ class Emitter:
         )
         return self._shuffle(first, first, [0] * self.lanes)
 
+    def prefetch(self, array: Pointer, index: Any, length: int) -> None:
+        """Ask for the cache lines of array[index : index + length]; an address outside the array does no harm."""
+        from numba.core import cgutils
+
+        line = 64 // self._itemsize
+        byte = self._ir.IntType(8).as_pointer()
+        flag = self._ir.IntType(32)
+        kind = self._ir.FunctionType(self._ir.VoidType(), [byte, flag, flag, flag])
+        function = cgutils.get_or_insert_function(self.builder.module, kind, "llvm.prefetch.p0")
+        # Read access, to be kept in all levels, data.
+        hints = [self._ir.Constant(flag, hint) for hint in (0, 3, 1)]
+        for start in range(0, length, line):
+            address = self.builder.gep(array.address, [self.at(index, start)])
+            self.builder.call(function, [self.builder.bitcast(address, byte), *hints])
+
     def add(self, a: Any, b: Any) -> Any:
         return self.builder.fadd(a, b)
 

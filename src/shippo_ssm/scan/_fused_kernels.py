@@ -32,6 +32,10 @@ from shippo_ssm._simd import Emitter, Pointer, register_lanes, simd, simd_lanes
 __all__ = ["build_backward", "build_forward", "padded_order"]
 
 
+# Positions between a prefetch and its use.
+PREFETCH = 4
+
+
 def padded_order(dtype: str, order: int) -> int:
     """N rounded up to whole vectors: the row length of states in scratch and checkpoints."""
     lanes = simd_lanes(dtype, order)
@@ -51,6 +55,7 @@ def build_forward(dtype: str, order: int, width: int, rank: int, has_right: bool
         y, final, checkpoints, groups, block, start, stop,
     ):  # fmt: skip
         num_blocks = (groups + block - 1) // block
+        ahead = PREFETCH * groups
         states = np.empty(block * size, element)
         decays = np.empty(block * row, element)
         for item in range(start, stop):
@@ -73,7 +78,7 @@ def build_forward(dtype: str, order: int, width: int, rank: int, has_right: bool
                     for g in range(count):
                         decay(step, u + g, drift, u + g if varying else first + g, decays, g * row)
                     for g in range(count):
-                        advance(states, g * size, g * size, decays, g * row, value, write, read, right, u + g, y)
+                        advance(states, g * size, g * size, decays, g * row, value, write, read, right, u + g, y, ahead)
             for g in range(count):
                 for n in range(order):
                     for p in range(width):
@@ -96,6 +101,7 @@ def build_backward(dtype: str, order: int, width: int, rank: int, has_right: boo
         dvalue, dwrite, dread, dstep, ddrift, dright, dinitial, groups, block, start, stop,
     ):  # fmt: skip
         num_blocks = (groups + block - 1) // block
+        ahead = PREFETCH * groups
         states = np.empty((chunk + 1) * block * size, element)
         decays = np.empty(chunk * block * row, element)
         adjoint = np.empty(block * size, element)
@@ -122,7 +128,7 @@ def build_backward(dtype: str, order: int, width: int, rank: int, has_right: boo
                         decay(step, u + g, drift, u + g if varying else first + g, decays, (s + g) * row)
                     for g in range(count):
                         old, new = (s + g) * size, (s + g + block) * size
-                        advance(states, old, new, decays, (s + g) * row, value, write, read, right, u + g, dy)
+                        advance(states, old, new, decays, (s + g) * row, value, write, read, right, u + g, dy, ahead)
                 # A chunk's share of the drift gradient is summed apart, so that long sequences lose no digits.
                 slopes[:] = 0
                 for t in range(high - 1, low - 1, -1):
@@ -169,8 +175,11 @@ def _advance(dtype: str, order: int, width: int, rank: int, has_right: bool, has
     @simd(dtype, simd_lanes(dtype, order))
     def advance(
         emit: Emitter, states: Pointer, old: Any, new: Any, decays: Pointer, a: Any, value: Pointer,
-        write: Pointer, read: Pointer, right: Pointer, u: Any, y: Pointer,
+        write: Pointer, read: Pointer, right: Pointer, u: Any, y: Pointer, ahead: Any,
     ) -> None:  # fmt: skip
+        # Blocks of groups leave gaps between positions that the processor's own prefetching does not jump over.
+        for array, length in ((value, rank * width), (write, rank * order), (read, order), (right, has_right * width**2)):
+            emit.prefetch(array, emit.times(emit.at(u, ahead), length), length)
         values = _splats(emit, value, emit.times(u, rank * width), rank, width)
         outputs = [emit.variable() for _ in range(width)]
         for n in emit.blocks(order):

@@ -21,7 +21,7 @@ from shippo_ssm._numba import jit, parallel_for
 
 __all__ = ["transport_scan"]
 
-# Sequences are split over blocks of groups until there are this many items for each thread.
+# Sequences for each thread from which they are not split over blocks of groups.
 _ITEMS_PER_THREAD = 4
 # Bytes of recomputed states that one backward item keeps: they are written and read again, and should stay in cache.
 _BACKWARD_SCRATCH = 1 << 19
@@ -253,7 +253,9 @@ def _layout(value: Tensor, read: Tensor, right: Tensor | None, cu_seqlens: Tenso
 
 
 def _group_block(sequences: int, groups: int, most: int) -> int:
-    blocks = -(-_ITEMS_PER_THREAD * torch.get_num_threads() // max(1, sequences))
+    """Groups in one item: all of them where memory can be streamed, fewer only to give every thread an equal share."""
+    threads = torch.get_num_threads()
+    blocks = 1 if sequences >= _ITEMS_PER_THREAD * threads else threads // math.gcd(max(1, sequences), threads)
     return max(1, min(most, -(-groups // blocks)))
 
 
