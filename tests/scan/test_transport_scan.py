@@ -68,6 +68,7 @@ def test_backends_equal_the_reference(helpers, reference, backend, regime, lengt
         {"varying": True, "T": 37},
         {"rank": 3, "T": 37},
         {"rank": 2, "varying": True, "right": False, "T": 5, "N": 2, "P": 5},
+        {"T": 20, "N": 3, "P": 2},
     ],
     ids=lambda case: " ".join(f"{key}={value}" for key, value in case.items()),
 )
@@ -177,6 +178,12 @@ def test_half_precision_takes_float32_step_drift_and_state(helpers, backend):
         backend=backend,
     )
     assert y.dtype == torch.bfloat16
+
+
+def test_compiles_without_a_graph_break(helpers):
+    operands = helpers.make_operands(T=6)
+    compiled = torch.compile(lambda *given: transport_scan(*given)[0], fullgraph=True, backend="aot_eager")
+    assert torch.equal(compiled(*operands[:6]), transport_scan(*operands[:6])[0])
 
 
 @pytest.mark.parametrize("backend", ["reference", *FAST])

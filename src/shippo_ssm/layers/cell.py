@@ -15,17 +15,14 @@ the last real position before it, so that the next real position still finds U_{
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from shippo_ssm.scan import associative, chunked, fused, reference, transport_scan
+from shippo_ssm.scan import transport_scan
 from shippo_ssm.scan.checks import compute_dtype, expect_shape
-from shippo_ssm.scan.dispatch import FUSED_WIDEST
-
-SCANS = {"reference": reference, "associative": associative, "chunked": chunked, "fused": fused}
 
 
 class CellState(NamedTuple):
@@ -131,8 +128,7 @@ def shippo_cell(
         beta_next = beta_next.index_fill(1, last.to(torch.int64), 0) if value.shape[1] else beta_next
     # The weight of a source stands on its value, the shorter of its two factors.
     weight = (gamma + beta_next).view(*gamma.shape, *(1 for _ in rank), 1)
-    scan = _traced_scan if torch.compiler.is_compiling() else transport_scan
-    y, memory = scan(
+    y, memory = transport_scan(
         weight * value,
         write,
         read,
@@ -186,13 +182,6 @@ def shippo_cell_step(
     memory = torch.exp(step[..., None] * drift)[..., None] * memory + gamma * _outer(write, value, memory.ndim)
     y = (read.unsqueeze(-2) @ memory).squeeze(-2)
     return y.to(dtype), CellState(memory, write, value)
-
-
-def _traced_scan(value: Tensor, *operands: Tensor | None, backend: str, **options: Any) -> tuple[Tensor, Tensor | None]:
-    """`transport_scan` in a traced graph: torch.compile follows neither the printable choice of a backend nor its import."""
-    if backend == "auto":
-        backend = "fused" if value.device.type == "cpu" and value.shape[-1] <= FUSED_WIDEST else "chunked"
-    return SCANS[backend].transport_scan(value, *operands, **options)
 
 
 def _outer(write: Tensor, value: Tensor, ndim: int) -> Tensor:

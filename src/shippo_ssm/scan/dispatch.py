@@ -6,14 +6,12 @@ explicitly either runs or raises.
 
 from __future__ import annotations
 
-import importlib
-from types import ModuleType
-
 from torch import Tensor
 
+from shippo_ssm.scan import associative, chunked, fused, reference
 from shippo_ssm.scan.checks import check_affine_arguments, check_transport_arguments, compute_dtype
 
-BACKENDS = ("reference", "associative", "chunked", "fused")
+BACKENDS = {"reference": reference, "associative": associative, "chunked": chunked, "fused": fused}
 FUSED_WIDEST = 16
 
 
@@ -47,22 +45,7 @@ def resolve_backend(value: Tensor, right: Tensor | None = None, *, backend: str 
         >>> resolve_backend(torch.zeros(1, 8, 2, 4))
         'fused' (auto: CPU tensors of width 4 <= 16)
     """
-    if backend not in ("auto", *BACKENDS):
-        choices = ", ".join(repr(name) for name in ("auto", *BACKENDS))
-        raise ValueError(f"transport_scan: `backend` is {backend!r}; expected one of {choices}; 'auto' suits most calls")
-    width = value.shape[-1]
-    obstacle = None
-    if value.device.type != "cpu":
-        obstacle = f"tensors on {value.device.type}, and the fused kernels run on a CPU"
-    elif not 1 <= width <= FUSED_WIDEST:
-        obstacle = f"width P = {width}, and the fused kernels take 1 to {FUSED_WIDEST}"
-    if backend == "auto":
-        if obstacle is None:
-            return Resolution("fused", f"auto: CPU tensors of width {width} <= {FUSED_WIDEST}")
-        return Resolution("chunked", f"auto: {obstacle}")
-    if backend == "fused" and obstacle is not None:
-        raise ValueError(f"transport_scan: `backend` is 'fused' with {obstacle}; use backend='chunked' or 'auto'")
-    return Resolution(backend, "asked for by name")
+    return Resolution(*_choose(value, backend))
 
 
 def transport_scan(
@@ -106,7 +89,7 @@ def transport_scan(
         ([1.0, 2.0, 3.0], 3.0)
     """
     check_transport_arguments(value, write, read, step, drift, right, initial_state, cu_seqlens)
-    scan = _load(resolve_backend(value, right, backend=backend))
+    scan = BACKENDS[_choose(value, backend)[0]]
     dtype, kept = value.dtype, compute_dtype(value.dtype)
     value, write, read, step, drift = (tensor.to(kept) for tensor in (value, write, read, step, drift))
     y, final_state = scan.transport_scan(
@@ -152,9 +135,25 @@ def block_affine_scan(
     kept = compute_dtype(update.dtype)
     right = None if right is None else right.to(kept)
     initial_state = None if initial_state is None else initial_state.to(kept)
-    scan = _load("reference" if backend == "reference" else "associative")
+    scan = reference if backend == "reference" else associative
     return scan.block_affine_scan(left.to(kept), right, update.to(kept), initial_state=initial_state).to(update.dtype)
 
 
-def _load(backend: str) -> ModuleType:
-    return importlib.import_module(f"shippo_ssm.scan.{backend}")
+def _choose(value: Tensor, backend: str) -> tuple[str, str]:
+    """(backend, reason) in plain strings: a traced graph takes no other."""
+    if backend not in ("auto", *BACKENDS):
+        choices = ", ".join(repr(name) for name in ("auto", *BACKENDS))
+        raise ValueError(f"transport_scan: `backend` is {backend!r}; expected one of {choices}; 'auto' suits most calls")
+    width = value.shape[-1]
+    obstacle = None
+    if value.device.type != "cpu":
+        obstacle = f"tensors on {value.device.type}, and the fused kernels run on a CPU"
+    elif not 1 <= width <= FUSED_WIDEST:
+        obstacle = f"width P = {width}, and the fused kernels take 1 to {FUSED_WIDEST}"
+    if backend == "auto":
+        if obstacle is None:
+            return "fused", f"auto: CPU tensors of width {width} <= {FUSED_WIDEST}"
+        return "chunked", f"auto: {obstacle}"
+    if backend == "fused" and obstacle is not None:
+        raise ValueError(f"transport_scan: `backend` is 'fused' with {obstacle}; use backend='chunked' or 'auto'")
+    return backend, "asked for by name"
