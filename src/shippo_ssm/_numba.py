@@ -78,7 +78,7 @@ def jit(
 
     Args:
         builder: module-level function returning the Python function to compile. What it closes over is a compile-time
-            constant; everything the kernel calls must stand in the builder's own module (or in `shippo_ssm._simd`),
+            constant; everything the kernel calls must stand in the builder's own folder (or in `shippo_ssm._simd`),
             because the cached machine code is keyed by the text of those files.
         signature: Numba signature of the kernel, for instance `"void(float32[::1], int64, int64)"`.
         fastmath: LLVM fast-math flags of the kernel's own arithmetic; the default allows fused multiply-add only.
@@ -200,8 +200,13 @@ def _compile(builder: Callable, signature: str, fastmath: frozenset[str], consta
     name = f"{builder.__module__}.{builder.__qualname__}"
     fingerprint = repr((name, signature, sorted(fastmath), sorted(constants.items()), magic, numba.__version__))
     digest = hashlib.sha256(fingerprint.encode() + platform.python_version().encode())
-    for file in (Path(inspect.getfile(builder)), Path(__file__), Path(__file__).with_name("_simd.py")):
-        digest.update(file.read_bytes() if file.exists() else b"")
+    # A builder may use any module beside its own, so the text of all of them is part of the key.
+    for file in [
+        *sorted(Path(inspect.getfile(builder)).parent.glob("*.py")),
+        Path(__file__),
+        Path(__file__).with_name("_simd.py"),
+    ]:
+        digest.update(file.read_bytes())
     file = cache_directory() / f"{builder.__name__}-{digest.hexdigest()[:32]}.kernel"
     with _compiler_settings():
         cached = _load(file, dispatcher.targetctx)
