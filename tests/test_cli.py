@@ -3,7 +3,6 @@
 import json
 import re
 import sys
-from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
@@ -118,7 +117,9 @@ def test_ctrl_c_says_how_to_continue(monkeypatch, capsys, tmp_path):
         (("table", "paired", "--smoke"), "--preset smoke"),
         (("figure", "paired", "--out", "picture.docx"), ".png"),
         (("figure", "nothing"), "choose one of"),
-        (("inspect", "missing.safetensors"), "does not exist"),
+        (("inspect", "missing"), "folder of save_checkpoint"),
+        (("run", "paired", "--no-such-option"), "shippo run --help"),
+        (("frobnicate",), "shippo --help"),
     ],
 )
 def test_errors_are_one_line_with_the_remedy(monkeypatch, capsys, tmp_path, words, remedy):
@@ -131,15 +132,7 @@ def test_errors_are_one_line_with_the_remedy(monkeypatch, capsys, tmp_path, word
     assert "Traceback" not in err
 
 
-def test_usage_errors_are_two_as_well(monkeypatch, capsys):
-    code, _, err = call(monkeypatch, capsys, "run", "paired", "--no-such-option")
-    assert code == 2
-    assert "no-such-option" in err
-
-
-def test_rooms_that_are_not_there_say_so(monkeypatch, capsys):
-    with pytest.raises(ValueError, match=r"the report page \(shippo_ssm.nowhere.write\) is not part"):
-        cli._optional("shippo_ssm.nowhere", "write", "the report page")
+def test_bench_outside_a_checkout_says_so(monkeypatch, capsys):
     monkeypatch.setattr("shippo_ssm.experiments.store.checkout", lambda: None)
     code, _, err = call(monkeypatch, capsys, "bench")
     assert code == 2
@@ -151,8 +144,10 @@ def test_bench_runs_the_folder_of_the_checkout(monkeypatch, capsys, tmp_path):
     (tmp_path / "benchmarks" / "run.py").write_text("def main(quick, out):\n    print('measured', quick, out)\n    return 3\n")
     monkeypatch.setattr("shippo_ssm.experiments.store.checkout", lambda: tmp_path)
     monkeypatch.setattr(sys, "path", list(sys.path))
-    code, out, _ = call(monkeypatch, capsys, "bench", "--quick")
+    code, out, _ = call(monkeypatch, capsys, "bench")
     assert (code, out) == (3, "measured True None\n")
+    code, out, _ = call(monkeypatch, capsys, "bench", "--full")
+    assert (code, out) == (3, "measured False None\n")
 
 
 def test_verify_returns_the_code_of_the_checks(monkeypatch, capsys, tmp_path):
@@ -162,22 +157,36 @@ def test_verify_returns_the_code_of_the_checks(monkeypatch, capsys, tmp_path):
         seen.update(out=out, only=only)
         return 1
 
-    monkeypatch.setattr(cli, "_optional", lambda *_: verify)
+    monkeypatch.setattr("shippo_ssm.theory.verify", verify)
     code, _, _ = call(monkeypatch, capsys, "verify", "--only", "gauge", "--out", str(tmp_path / "a.json"))
     assert code == 1
     assert seen == {"out": tmp_path / "a.json", "only": "gauge"}
 
 
-def test_inspect_prints_the_rows_of_the_collapse(monkeypatch, capsys, tmp_path):
-    path = Path(tmp_path / "model.safetensors")
-    path.touch()
-    rooms = {"load_checkpoint": lambda path: "model", "collapse_of_model": lambda model: [{"layer": 0, "residual": 0.25}]}
-    monkeypatch.setattr(cli, "_optional", lambda module, name, what: rooms[name])
-    code, out, _ = call(monkeypatch, capsys, "inspect", str(path))
+def test_inspect_prints_the_collapse_of_every_group(monkeypatch, capsys, tmp_path):
+    from shippo_ssm.models import SequenceConfig, SequenceModel, save_checkpoint
+
+    folder = save_checkpoint(SequenceModel(SequenceConfig(d_model=8, n_layers=2, d_state=4, vocab_size=5)), tmp_path / "tokens")
+    code, out, _ = call(monkeypatch, capsys, "inspect", str(folder))
     assert code == 0
-    assert "0.25" in out
-    code, out, _ = call(monkeypatch, capsys, "inspect", str(path), "--json")
-    assert json.loads(out) == [{"layer": 0, "residual": 0.25}]
+    assert "layers.1.mixer" in out
+    folder = save_checkpoint(SequenceModel(SequenceConfig(d_model=8, n_layers=1, d_state=4)), tmp_path / "vectors")
+    code, out, _ = call(monkeypatch, capsys, "inspect", str(folder), "--json")
+    assert code == 0
+    rows = json.loads(out)
+    assert len(rows) == 4
+    assert {"layer", "group", "blocks", "status", "commutator", "effective_rank"} <= set(rows[0])
+
+
+def test_inspect_shows_a_recall_model_its_own_task(monkeypatch, capsys, tmp_path):
+    from shippo_ssm.experiments.mqar import MqarConfig, build_model
+    from shippo_ssm.models import save_checkpoint
+
+    model = build_model(MqarConfig(name="split", mixer="split", d_model=16, n_layers=1, d_state=4), 0)
+    folder = save_checkpoint(model, tmp_path, notes={"row": "split", "seed": 0, "steps": 0})
+    code, out, _ = call(monkeypatch, capsys, "inspect", str(folder), "--json")
+    assert code == 0
+    assert len(json.loads(out)) == 8
 
 
 def test_demo_in_short(monkeypatch, capsys, tmp_path):

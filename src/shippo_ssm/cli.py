@@ -30,6 +30,8 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 
+# What typer raises for a command line it cannot read; it has no public name of its own.
+USAGE_ERROR: Any = typer.BadParameter.__bases__[0]
 START, EVIDENCE, CHECK = "Start here", "The paper's evidence", "Theory, speed, your own models"
 
 Name = Annotated[str, typer.Argument(metavar="NAME", help="An experiment; `shippo list` names them.")]
@@ -201,7 +203,8 @@ def report(out: Annotated[Path, typer.Option(help="HTML file to write.")] = Path
 
     Example: [bold]shippo report --out report.html[/]
     """
-    write = _optional("shippo_ssm.report", "write", "the report page")
+    from shippo_ssm.report import write
+
     write(out)
     _console().print(f"written: {out}")
 
@@ -215,18 +218,19 @@ def verify(
 
     Example: [bold]shippo verify[/]
     """
-    check = _optional("shippo_ssm.theory", "verify", "the theory checks")
+    from shippo_ssm.theory import verify as check
+
     raise typer.Exit(check(out=out, only=only, console=_console()))
 
 
 @app.command(rich_help_panel=CHECK)
 def bench(
-    quick: Annotated[bool, typer.Option("--quick", help="Small shapes only.")] = False,
+    full: Annotated[bool, typer.Option("--full", help="All peers and sweeps: most of an hour instead of two minutes.")] = False,
     out: Annotated[Path | None, typer.Option(help="Write the measurements as JSON.")] = None,
 ) -> None:
     """Measure our scans beside peers and the machine's limits; needs a source checkout.
 
-    Example: [bold]shippo bench --quick[/]
+    Example: [bold]shippo bench --out bench.json[/]
     """
     import importlib.util
 
@@ -242,23 +246,23 @@ def bench(
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
-    raise typer.Exit(module.main(quick, out))
+    raise typer.Exit(module.main(not full, out))
 
 
 @app.command(rich_help_panel=CHECK)
 def inspect(
-    checkpoint: Annotated[Path, typer.Argument(metavar="CHECKPOINT", help="A saved model (file or folder).")],
+    checkpoint: Annotated[Path, typer.Argument(metavar="CHECKPOINT", help="The folder of a saved model.")],
     as_json: Json = False,
 ) -> None:
     """Read a trained model's right actions: do they collapse to a fixed mixing and smaller blocks?
 
-    Example: [bold]shippo inspect runs/mqar/model.safetensors[/]
+    Example: [bold]shippo inspect runs/mqar/weights/split.s0[/]
     """
-    if not checkpoint.exists():
-        raise ValueError(f"{checkpoint} does not exist; give the file or folder of a saved model")
-    load = _optional("shippo_ssm.models", "load_checkpoint", "loading of saved models")
-    collapse_of_model = _optional("shippo_ssm.actions", "collapse_of_model", "the collapse check")
-    rows = [_plain(row) for row in collapse_of_model(load(checkpoint))]
+    import dataclasses
+
+    from shippo_ssm.experiments.inspection import inspect as inspect_folder
+
+    rows = [dataclasses.asdict(row) for row in inspect_folder(checkpoint)]
     if as_json:
         print(json.dumps(rows, indent=1))
         return
@@ -272,30 +276,6 @@ def inspect(
     _console().print(grid)
 
 
-def _plain(row: Any) -> dict[str, Any]:
-    """A row of `collapse_of_model` (mapping, named tuple or dataclass) as a dictionary that prints; tensors by their shape."""
-    import dataclasses
-
-    if dataclasses.is_dataclass(row):
-        row = {field.name: getattr(row, field.name) for field in dataclasses.fields(row)}
-    elif hasattr(row, "_asdict"):
-        row = row._asdict()
-    return {
-        key: f"tensor {tuple(value.shape)}" if hasattr(value, "shape") and getattr(value, "ndim", 0) else value
-        for key, value in dict(row).items()
-    }
-
-
-def _optional(module: str, name: str, what: str) -> Any:
-    """A function of a room that may not be installed; one clear line where it is not."""
-    import importlib
-
-    try:
-        return getattr(importlib.import_module(module), name)
-    except (ModuleNotFoundError, AttributeError) as error:
-        raise ValueError(f"{what} ({module}.{name}) is not part of this installation: {error}") from error
-
-
 def _fail(message: str) -> NoReturn:
     print(f"shippo: {' '.join(message.split())}", file=sys.stderr)
     raise SystemExit(2)
@@ -304,13 +284,21 @@ def _fail(message: str) -> NoReturn:
 def main() -> None:
     """Run the command line; errors that a user can repair are one line on stderr and exit code 2."""
     try:
-        app()
+        # Out of standalone mode typer hands usage errors to us; an exit code comes back as the result.
+        code = app(sys.argv[1:] or ["--help"], standalone_mode=False)
     except KeyboardInterrupt:
         raise SystemExit(130) from None
     except ModuleNotFoundError as error:
         _fail(f"{error}; install the extras with `pip install 'shippo-ssm[plot,hf]'`")
+    except USAGE_ERROR as error:
+        context = getattr(error, "ctx", None)
+        command = "shippo" if context is None else context.command_path
+        _fail(f"{error.format_message()} `{command} --help` says what it takes")
     except (ValueError, FileNotFoundError, PermissionError, IsADirectoryError) as error:
         _fail(str(error))
+    except typer.Abort:
+        raise SystemExit(130) from None
+    raise SystemExit(code or 0)
 
 
 if __name__ == "__main__":
