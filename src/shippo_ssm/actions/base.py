@@ -18,11 +18,6 @@ import torch
 from torch import Tensor, nn
 
 
-def compute_dtype(dtype: torch.dtype) -> torch.dtype:
-    """The dtype in which closed forms are evaluated: float32 for the half types, else the dtype itself."""
-    return torch.float32 if dtype in (torch.float16, torch.bfloat16) else dtype
-
-
 class Factor(ABC):
     """R = exp(coef G) for a fixed generator G of which the exponential has a closed form."""
 

@@ -139,8 +139,20 @@ class SplitFlow(RightAction):
         return start
 
 
+class Exponential(RightAction):
+    """R = exp(step A) for families that differ only in how coordinates make A."""
+
+    def dense(self, coords: Tensor, step: Tensor | float, *, backend: str = "auto") -> Tensor:
+        step = self.check(coords, step)
+        return expm(self.generator(coords) * step[..., None, None], backend=backend)
+
+    def inverse(self, coords: Tensor, step: Tensor | float) -> Tensor:
+        step = self.check(coords, step)
+        return expm(-self.generator(coords) * step[..., None, None])
+
+
 @final
-class DenseExp(RightAction):
+class DenseExp(Exponential):
     """R = exp(step A); the coordinates are the entries of A, row by row.
 
     Example:
@@ -157,17 +169,9 @@ class DenseExp(RightAction):
         self.check_coords(coords)
         return coords.unflatten(-1, (self.width, self.width))
 
-    def dense(self, coords: Tensor, step: Tensor | float, *, backend: str = "auto") -> Tensor:
-        step = self.check(coords, step)
-        return expm(self.generator(coords) * step[..., None, None], backend=backend)
-
-    def inverse(self, coords: Tensor, step: Tensor | float) -> Tensor:
-        step = self.check(coords, step)
-        return expm(-self.generator(coords) * step[..., None, None])
-
 
 @final
-class Lie(RightAction):
+class Lie(Exponential):
     """R = exp(step sum_k coords_k G_k): K generators shared by all tokens, K coefficients per token.
 
     Args:
@@ -198,14 +202,6 @@ class Lie(RightAction):
     def generator(self, coords: Tensor) -> Tensor:
         self.check_coords(coords)
         return torch.einsum("...k,kij->...ij", coords, self.generators.to(coords.dtype))
-
-    def dense(self, coords: Tensor, step: Tensor | float, *, backend: str = "auto") -> Tensor:
-        step = self.check(coords, step)
-        return expm(self.generator(coords) * step[..., None, None], backend=backend)
-
-    def inverse(self, coords: Tensor, step: Tensor | float) -> Tensor:
-        step = self.check(coords, step)
-        return expm(-self.generator(coords) * step[..., None, None])
 
 
 @final

@@ -16,8 +16,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from shippo_ssm._dtypes import compute_dtype
 from shippo_ssm.actions import fused
-from shippo_ssm.actions.base import Factor, compute_dtype
+from shippo_ssm.actions.base import Factor
 from shippo_ssm.actions.factors import Diagonal, Rotation, Shear
 
 

@@ -21,8 +21,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from shippo_ssm._dtypes import compute_dtype
 from shippo_ssm.scan import transport_scan
-from shippo_ssm.scan.checks import compute_dtype, expect_shape
+from shippo_ssm.scan.checks import expect_shape
 
 
 class CellState(NamedTuple):

@@ -18,8 +18,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from shippo_ssm._dtypes import compute_dtype
 from shippo_ssm.layers.conv import ShortConv
-from shippo_ssm.scan.checks import compute_dtype
 
 # Rows of `scalar_bias` and order of the four scalars.
 SCALARS = ("step", "mix", "write_gate", "read_gate")

@@ -14,11 +14,11 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from shippo_ssm._dtypes import compute_dtype
 from shippo_ssm.actions import RightAction, get_family
 from shippo_ssm.layers.checks import check_input, check_mask
 from shippo_ssm.layers.online import OnlineMemory, online_memory
 from shippo_ssm.scan import block_affine_scan
-from shippo_ssm.scan.checks import compute_dtype
 from shippo_ssm.scan.packing import packing_of
 
 

@@ -19,6 +19,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from shippo_ssm._dtypes import compute_dtype
 from shippo_ssm.actions import RightAction, get_family
 from shippo_ssm.layers.cell import CellState, shippo_cell, shippo_cell_step
 from shippo_ssm.layers.checks import check_input, check_mask, check_state
@@ -26,7 +27,6 @@ from shippo_ssm.layers.controller import Controller, Emission
 from shippo_ssm.layers.conv import ShortConv
 from shippo_ssm.layers.drift import initial_drift
 from shippo_ssm.layers.state import ShippoState
-from shippo_ssm.scan.checks import compute_dtype
 
 
 class Shippo(nn.Module):

@@ -12,12 +12,9 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
+from shippo_ssm._dtypes import compute_dtype
+
 FLOATS = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
-
-
-def compute_dtype(dtype: torch.dtype) -> torch.dtype:
-    """The dtype a scan keeps its state in: float32 for half-precision inputs, the input's own otherwise."""
-    return torch.float32 if dtype in (torch.bfloat16, torch.float16) else dtype
 
 
 def expect_shape(op: str, name: str, tensor: Tensor, letters: Sequence[str], sizes: dict[str, int]) -> None:

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 from torch import Tensor
 
+from shippo_ssm._dtypes import compute_dtype
 from shippo_ssm.scan import associative, chunked, fused, reference
-from shippo_ssm.scan.checks import check_affine_arguments, check_transport_arguments, compute_dtype
+from shippo_ssm.scan.checks import check_affine_arguments, check_transport_arguments
 
 BACKENDS = {"reference": reference, "associative": associative, "chunked": chunked, "fused": fused}
 FUSED_WIDEST = 16
