@@ -28,7 +28,7 @@ lint: setup
 types: setup
 	$(BIN)/pyright
 
-# Two workers on two cores; --dist=loadscope keeps the tests of one file together, so that a kernel is compiled once.
+# Two workers on two cores; --dist=loadfile keeps the tests of one file together, so that a kernel is compiled once.
 test: lint types
 	$(BIN)/python -m pytest -n 2 --dist=loadfile
 
