@@ -59,6 +59,7 @@ def solved(right: str) -> RotationMemory:
 def test_the_solution_is_in_reach(right):
     """With exact quarter turns every answer is right, at lengths far beyond training; R -> I leaves what is untouched."""
     model = solved(right)
+    assert model.distance_from_isometry() < 1e-9
     turns = model.right_actions()[:13, 0]
     torch.testing.assert_close(turns, signed_operations(), atol=1e-5, rtol=0)
     for length in (24, 200):
@@ -136,7 +137,7 @@ def test_committed_result_is_solved(tmp_path):
     for name in ("split", "dense"):
         row = result.rows[name]
         assert len(row.seeds) == 3
-        assert min(row.metrics["exact_24"]) >= 0.99
+        assert all(min(row.metrics[f"exact_{length}"]) >= 0.99 for length in row.config["eval_lengths"])
         assert row.mean("identity_exact_24") < 0.25
     assert result.rows["none"].mean("exact_24") < 0.25
     assert result.seconds < 15 * 60

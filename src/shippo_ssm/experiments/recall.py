@@ -114,6 +114,7 @@ def fit(
     task_of: Callable[[int], TransportMQAR],
     train_length: int,
     rate: Callable[[int], float] = lambda step: 1.0,
+    loss_of: Callable[[Any, Events], Tensor] = query_loss,
 ) -> RowResult:
     """Train a model by AdamW and score it at all lengths; one seed.
 
@@ -123,6 +124,7 @@ def fit(
         task_of: length -> the task of the evaluation.
         train_length: length of the evaluations along the way.
         rate: step -> factor of the learning rate.
+        loss_of: (model, events) -> what is minimised.
 
     Returns:
         Metrics and profiles per length, learning curves, and as notes the parameter count and the training speed.
@@ -152,7 +154,7 @@ def fit(
         for group in optimiser.param_groups:
             group["lr"] = config.learning_rate * rate(step)
         batch = events(step)
-        loss = query_loss(model, batch)
+        loss = loss_of(model, batch)
         optimiser.zero_grad()
         loss.backward()
         nn.utils.clip_grad_norm_(model.parameters(), config.clip)
