@@ -256,7 +256,7 @@ def inspect(
 ) -> None:
     """Read a trained model's right actions: do they collapse to a fixed mixing and smaller blocks?
 
-    Example: [bold]shippo inspect runs/mqar/weights/split.s0[/]
+    Example: [bold]shippo inspect runs/mqar/weights/struct-split.s0[/]
     """
     import dataclasses
 
