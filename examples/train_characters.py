@@ -69,7 +69,7 @@ def generate(model: SequenceModel, prompt: str, num_characters: int, temperature
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--out", type=Path, default=Path("runs/characters"), help="folder of the saved model")
-    parser.add_argument("--steps", type=int, default=300)
+    parser.add_argument("--steps", type=int, default=200)
     parser.add_argument("--smoke", action="store_true", help="a tiny model and four steps")
     options = parser.parse_args()
     torch.manual_seed(0)
