@@ -70,17 +70,9 @@ def transport_scan(
 ) -> tuple[Tensor, Tensor | None]:
     """H_t = exp(step_t drift_t) H_{t-1} right_t + write_t value_t^T, y_t = read_t^T H_t, by a parallel prefix."""
     if cu_seqlens is not None:
+        operands = (value, write, read, step, drift, right)
         return scan_packed(
-            transport_scan,
-            value,
-            write,
-            read,
-            step,
-            drift,
-            right,
-            initial_state=initial_state,
-            output_final_state=output_final_state,
-            cu_seqlens=cu_seqlens,
+            transport_scan, operands, cu_seqlens, initial_state=initial_state, output_final_state=output_final_state
         )
     if value.ndim == 4:
         value, write = value.unsqueeze(-2), write.unsqueeze(-2)

@@ -39,32 +39,15 @@ def transport_scan(
     cu_seqlens: Tensor | None = None,
 ) -> tuple[Tensor, Tensor | None]:
     """H_t = exp(step_t drift_t) H_{t-1} right_t + write_t value_t^T, y_t = read_t^T H_t, by chunks in a moving frame."""
+    operands = (value, write, read, step, drift, right)
     if cu_seqlens is not None:
         return scan_packed(
-            transport_scan,
-            value,
-            write,
-            read,
-            step,
-            drift,
-            right,
-            initial_state=initial_state,
-            output_final_state=output_final_state,
-            cu_seqlens=cu_seqlens,
+            transport_scan, operands, cu_seqlens, initial_state=initial_state, output_final_state=output_final_state
         )
     length = chunk_length(read.shape[1], right)
     if length == 1:
         # A frame of one step is the step itself: nothing is left of the chunk but the scan of the maps.
-        return associative.transport_scan(
-            value,
-            write,
-            read,
-            step,
-            drift,
-            right,
-            initial_state=initial_state,
-            output_final_state=output_final_state,
-        )
+        return associative.transport_scan(*operands, initial_state=initial_state, output_final_state=output_final_state)
     log_left = step.unsqueeze(-1) * drift
     if value.ndim == 4:
         value, write = value.unsqueeze(-2), write.unsqueeze(-2)

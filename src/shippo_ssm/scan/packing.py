@@ -7,7 +7,7 @@ The batched scans see them as a padded batch, [num_sequences, longest, ...], who
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -54,19 +54,13 @@ def packing_of(cu_seqlens: Tensor) -> Packing:
 
 def scan_packed(
     transport_scan: Callable[..., tuple[Tensor, Tensor | None]],
-    value: Tensor,
-    write: Tensor,
-    read: Tensor,
-    step: Tensor,
-    drift: Tensor,
-    right: Tensor | None,
-    *,
-    initial_state: Tensor | None,
-    output_final_state: bool,
+    operands: tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor | None],
     cu_seqlens: Tensor,
+    **options: Any,
 ) -> tuple[Tensor, Tensor | None]:
-    """`transport_scan` of packed sequences, run as a padded batch; y comes back packed, one final state per sequence."""
+    """`transport_scan(*operands)` of packed sequences as a padded batch; y comes back packed, one final state per sequence."""
     packing = packing_of(cu_seqlens)
+    value, write, read, step, drift, right = operands
     y, final_state = transport_scan(
         packing.pad(value),
         packing.pad(write),
@@ -74,7 +68,6 @@ def scan_packed(
         packing.pad(step),
         packing.pad(drift) if drift.ndim == 4 else drift,
         None if right is None else packing.pad_right(right),
-        initial_state=initial_state,
-        output_final_state=output_final_state,
+        **options,
     )
     return packing.unpad(y), final_state
