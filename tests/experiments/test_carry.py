@@ -6,97 +6,137 @@ import pytest
 import torch
 
 from shippo_ssm.actions import expm
-from shippo_ssm.experiments.carry import carry, carry_exactly
-from shippo_ssm.experiments.projection import EVAL, Projection, ProjectionConfig
+from shippo_ssm.experiments.carry import carry, carry_exactly, new_frame, num_dense, turn
+from shippo_ssm.experiments.projection import EVAL, TRAIN, Projection, ProjectionConfig
+from shippo_ssm.experiments.stacked import nmse
 from shippo_ssm.scan import block_affine_scan
 from shippo_ssm.tasks.paired import stream
 
 
-def dense(value, generator, degree=None):
-    """z_t by matrix products, with exp (or its Taylor polynomial of `degree`) in double precision."""
-    eye = torch.eye(value.shape[-1], dtype=torch.float64).expand(value.shape[0], -1, -1)
-    frame, moved = eye, []
-    for t in range(value.shape[1] - 1, -1, -1):
-        moved.append(value[:, t] @ frame)
+def dense(signal, front, write, generator, degree=None):
+    """H_T and the frames by matrix products, with exp (or its Taylor polynomial of `degree`) in double precision."""
+    eye = torch.eye(signal.shape[-1], dtype=torch.float64).expand(signal.shape[0], -1, -1)
+    value = (signal @ front).unflatten(-1, (-1, signal.shape[-1]))
+    state, frames = torch.zeros(1, dtype=torch.float64), [eye]
+    for t in range(signal.shape[1] - 1, -1, -1):
+        state = state + write[:, t] @ value[:, t] @ frames[-1]
         step = generator[:, t]
-        right = torch.linalg.matrix_exp(step)
-        if degree == 2:
-            right = eye + step + step @ step / 2
-        frame = right @ frame
-    return torch.stack(moved[::-1], 1)
-
-
-@pytest.fixture
-def inputs():
-    rng = torch.Generator().manual_seed(0)
-    value = torch.randn(3, 9, 4, 16, generator=rng)
-    return value, torch.randn(3, 9, 5, generator=rng), torch.randn(5, 16, 16, generator=rng) * 0.02
+        right = eye + step + step @ step / 2 if degree == 2 else torch.linalg.matrix_exp(step)
+        frames.append(right @ frames[-1])
+    return state, torch.stack(frames[-2::-1], 1)
 
 
 def combine(coef, generators):
     return torch.einsum("ntk,kpq->ntpq", coef, generators)
 
 
-def test_values_and_gradients(inputs):
-    value, coef, generators = inputs
-    ours = [value.clone().requires_grad_(), generators.clone().requires_grad_()]
-    exact = [value.double().requires_grad_(), generators.double().requires_grad_()]
-    moved = carry(ours[0], coef, ours[1])
-    expected = dense(exact[0], combine(coef.double(), exact[1]), degree=2)
-    torch.testing.assert_close(moved.double(), expected, rtol=1e-5, atol=1e-5)
-    cotangent = torch.randn(moved.shape, generator=torch.Generator().manual_seed(1))
-    found = torch.autograd.grad(moved, ours, cotangent)
-    wanted = torch.autograd.grad(expected, exact, cotangent.double())
-    for a, b in zip(found, wanted):
-        torch.testing.assert_close(a.double(), b, rtol=1e-4, atol=1e-4)
+def inputs(length=9, rank=4):
+    """signal, front, write, coef, generators; lengths below, at and above a block of positions, K no multiple of four."""
+    rng = torch.Generator().manual_seed(0)
+    shapes = (3, length, 16), (16, rank * 16), (12, length, rank), (3, length, 5), (5, 16, 16)
+    return [torch.randn(shape, generator=rng) * scale for shape, scale in zip(shapes, (1.0, 0.25, 1.0, 1.0, 0.02))]
+
+
+def compare_gradients(ours, exact, state, expected):
+    torch.testing.assert_close(state.double(), expected, rtol=1e-5, atol=1e-4)
+    cotangent = torch.randn(state.shape, generator=torch.Generator().manual_seed(1))
+    found = torch.autograd.grad(state, ours, cotangent)
+    # A single position is moved by nothing: its generators have no part in the reference.
+    wanted = torch.autograd.grad(expected, exact, cotangent.double(), materialize_grads=True)
+    for a, b in zip(found, wanted, strict=True):
+        torch.testing.assert_close(a.double(), b, rtol=1e-4, atol=1e-4 * b.abs().max().item())
+
+
+@pytest.mark.parametrize("length", [1, 9, 16, 35])
+def test_learned_states_and_gradients(length):
+    signal, front, write, coef, generators = inputs(length)
+    ours = [tensor.clone().requires_grad_() for tensor in (front, write, generators)]
+    exact = [tensor.double().requires_grad_() for tensor in (front, write, generators)]
+    state = carry(signal, ours[0], ours[1], coef, ours[2], frame=new_frame(signal).fill_(torch.nan))
+    expected, _ = dense(signal.double(), exact[0], exact[1], combine(coef.double(), exact[2]), degree=2)
+    compare_gradients(ours, exact, state, expected)
+
+
+def test_given_frames_states_and_gradients():
+    signal, front, write, coef, generators = inputs(20)
+    frame = new_frame(signal).fill_(torch.nan)
+    carry_exactly(signal, write, coef, generators * 0.1, front=front, frame=frame)
+    ours = [tensor.clone().requires_grad_() for tensor in (front, write)]
+    exact = [tensor.double().requires_grad_() for tensor in (front, write)]
+    state = turn(signal, ours[0], ours[1], frame)
+    expected, frames = dense(signal.double(), exact[0], exact[1], combine(coef.double(), generators.double() * 0.1))
+    torch.testing.assert_close(frame.double(), frames, rtol=0, atol=1e-5)
+    compare_gradients(ours, exact, state, expected)
 
 
 @pytest.mark.parametrize("keep", [True, False])
-@pytest.mark.parametrize("rank", [1, 4, 8])
-def test_exact_values_are_carried_by_exponentials(inputs, keep, rank):
-    _, coef, generators = inputs
-    value = torch.randn(3, 9, rank, 16)
+@pytest.mark.parametrize("rank", [1, 4])
+def test_exact_states_are_carried_by_exponentials(keep, rank):
+    signal, front, write, coef, generators = inputs(9, rank)
+    # The last two have one entry and none, and are added as entries.
+    generators[3:] = 0
+    generators[3, 2, 7] = 1.0
+    assert num_dense(generators) == 3
     small = generators * 0.1
-    steps = combine(coef.double(), small.double())
-    moved, frame = carry_exactly(value, coef, small, keep=keep)
-    torch.testing.assert_close(moved.double(), dense(value.double(), steps), rtol=0, atol=1e-5)
-    assert frame.numel() == (3 * 9 * 256 if keep else 0)
-    if keep:
-        eye = torch.eye(16, dtype=torch.float64).expand(3, 9, 16, 16)
-        torch.testing.assert_close(frame.double(), dense(eye, steps), rtol=0, atol=1e-5)
+    frame = new_frame(signal).fill_(torch.nan) if keep else None
+    chosen = torch.eye(16) if rank == 1 else front
+    state = carry_exactly(signal, write, coef, small, front=None if rank == 1 else front, frame=frame)
+    expected, frames = dense(signal.double(), chosen.double(), write.double(), combine(coef.double(), small.double()))
+    torch.testing.assert_close(state.double(), expected, rtol=1e-5, atol=5e-5)
+    if frame is not None:
+        torch.testing.assert_close(frame.double(), frames, rtol=0, atol=1e-5)
 
 
-def test_bad_arguments_are_named(inputs):
-    value, coef, generators = inputs
-    with pytest.raises(ValueError, match=r"expected \[n, T, r, d\]"):
-        carry(value[..., :8], coef, generators)
+def test_bad_arguments_are_named():
+    signal, front, write, coef, generators = inputs()
+    with pytest.raises(ValueError, match=r"expected \[n, T, d\]"):
+        carry(signal[..., :8], front, write, coef, generators)
     with pytest.raises(ValueError, match="float32"):
-        carry(value.double(), coef, generators)
-    with pytest.raises(ValueError, match="multiple of 4"):
-        carry(value[:, :, :1], coef, generators)
-    with pytest.raises(ValueError, match="divisible"):
-        carry(value[:, :, :3], coef, generators)
+        carry(signal.double(), front, write, coef, generators)
+    with pytest.raises(ValueError, match="a multiple"):
+        carry(signal, front[:, :48], write[..., :3], coef, generators)
+    with pytest.raises(ValueError, match="contiguous"):
+        turn(signal, front, write, new_frame(signal).mT)
+    with pytest.raises(ValueError, match=r"write \(12, 8, 4\)"):
+        carry(signal, front, write[:, 1:], coef, generators)
 
 
 @pytest.mark.parametrize("right", ["none", "learned", "oracle"])
 def test_prediction_is_a_readout_of_the_recurrence(right):
     config = replace(ProjectionConfig(), length=24, batch=4, eval_batches=1, right=right)
     model = Projection(config, (0,))
-    parameters = model.layout.split(model.layout.join([model.init(0)]))
+    parameters = model.init(0)
     batch = model.held_out[0]
-    value = (batch.signal @ parameters["front"][0]).unflatten(-1, (4, 16))
-    update = torch.einsum("nr,mtrd->mtnd", parameters["write"][0], value) / 2
+    value = (batch.signal @ parameters["front"]).unflatten(-1, (4, 16))
+    update = torch.einsum("nr,mtrd->mtnd", parameters["write"], value) / 2
     chosen = None
     if right == "learned":
-        chosen = expm(combine(batch.coef, config.epsilon**0.5 * parameters["generators"][0]))
+        chosen = expm(combine(batch.coef, config.epsilon**0.5 * parameters["generators"]))
     elif right == "oracle":
         chosen = expm(model.task.generator(model.task.draw(stream(0, EVAL), 4)))
     left = model.task.left.float().expand(4, 24, 16, 16)
     state = block_affine_scan(left, chosen, update, backend="reference")[:, -1]
-    expected = (state.flatten(1) @ parameters["readout"][0]).unflatten(-1, (16, 16))
-    torch.testing.assert_close(model.predict(parameters, 0, batch), expected, rtol=1e-3, atol=2e-4)
+    expected = (state.flatten(1) @ parameters["readout"]).unflatten(-1, (16, 16))
+    torch.testing.assert_close(model.predict(parameters, batch), expected, rtol=1e-3, atol=2e-4)
     with torch.no_grad():
-        torch.testing.assert_close(model.predict(parameters, 0, batch), expected, rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(model.predict(parameters, batch), expected, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("right", ["none", "learned", "oracle"])
+def test_loss_has_the_gradient_of_each_seed(right):
+    model = Projection(ProjectionConfig(length=12, batch=4, eval_batches=1, right=right), (3, 5))
+    flat = model.layout.join([model.init(3), model.init(5)]).requires_grad_()
+    weights = torch.tensor([1.0, 2.0])
+    loss = model.loss(model.layout.split(flat), model.block(7), 0)
+    (found,) = torch.autograd.grad(loss @ weights, flat)
+    for s, seed in enumerate((3, 5)):
+        batch = model.prepare(model.task.draw(stream(seed, TRAIN, 7), 4))
+        alone = flat[s : s + 1].detach().requires_grad_()
+        own = {name: parameter[0] for name, parameter in model.layout.split(alone).items()}
+        expected = nmse(model.predict(own, batch)[None], batch.target[None])
+        torch.testing.assert_close(loss[s], expected[0])
+        (grad,) = torch.autograd.grad(expected.sum(), alone)
+        torch.testing.assert_close(found[s], weights[s] * grad[0])
 
 
 def test_targets_are_the_tasks_answers():

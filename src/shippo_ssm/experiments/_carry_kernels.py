@@ -3,15 +3,18 @@
 One work item is a sequence. Forward, positions from the last to the first, with M_t = sum_k coef_{t,k} G_k and the frame
 S_t = exp(M_{t+1}) .. exp(M_T) [d, d]:
 
-    moved_t = value_t S_t,        S_{t-1} = exp(M_t) S_t = S_t + M_t (S_t + M_t (S_t + ..) / 2)
+    moved_t = (f_t^T E) S_t [r, d],        S_{t-1} = exp(M_t) S_t = S_t + M_t (S_t + M_t (S_t + ..) / 2)
 
-by Horner's rule on the frame itself, one product per degree. M_t is built where it is used and never written to memory.
-Backward, positions from the first to the last, everything transposed so that each product is a plain row-major one: with
-C = (dLoss / dS_{t-1})^T and, at degree two, Q = S_t + M_t S_t / 2,
+by Horner's rule on the frame itself, one product per degree. M_t and the values f_t^T E are built where they are used
+and never written to memory. Backward at degree two, positions from the first to the last, everything transposed so that
+each product is a plain row-major one: with the adjoint C = (dLoss / dS_{t-1})^T, Q = C + C M_t / 2 and dmoved_t =
+write_t^T dstate,
 
-    dM_t^T = Q C + S_t (C M_t) / 2,        (dLoss / dS_t)^T = dmoved_t^T value_t + C + C M_t + C M_t M_t / 2,
+    dM_t^T = S_t Q + (M_t S_t / 2) C,     (dLoss / dS_t)^T = C + Q M_t + dmoved_t^T value_t,     dvalue_t = dmoved_t S_t^T.
 
-and dM_t^T is spread over the generators of its sequence at once, dG_k^T += coef_{t,k} dM_t^T.
+dG_k^T = sum_t coef_{t,k} dM_t^T and dE = sum_t f_t dvalue_t are products over `BLOCK` positions at a time: what they are
+added to is then read and written once for all of them. Frames are the only large thing kept between the passes; they
+are asked for ahead of their use, or waiting for memory would cost a third of the forward pass.
 """
 
 from __future__ import annotations
@@ -21,48 +24,94 @@ from typing import Any
 import numpy as np
 
 from shippo_ssm._simd import simd
+from shippo_ssm.experiments.carry import ROWS
 
 __all__ = ["build_backward", "build_forward"]
 
+# A product has ROWS * width / LANES accumulators, enough at width 16 to hide the latency of a fused multiply-add.
 LANES = 8
-# Accumulators of a product: ROWS * width / LANES registers.
-ROWS = 4
 # Vectors of a generator handled together.
 CHUNK = 8
+# Positions whose gradients are added together.
+BLOCK = 16
+# Positions by which memory is asked for ahead of its use.
+AHEAD = 4
 
 
-def _product(width: int, inner: int, row: int, column: int, scale: float, rows: int = ROWS) -> Any:
-    """Rows of C = base + scale A B: A [rows, inner] with strides (row, column), B [inner, width]; C is neither A nor B."""
+def _matrix(emit: Any, array: Any, start: Any, lead: int) -> Any:
+    """Vectors (i, j .. j + LANES) of a matrix whose rows are `lead` apart."""
+    return lambda i, j: emit.load(array, emit.at(start, i * lead + j), padded=True)
+
+
+def _entries(emit: Any, array: Any, start: Any, row: int) -> Any:
+    """Entries (i, k) of a matrix whose rows are `row` apart, each in every lane."""
+    return lambda i, k: emit.splat(array, emit.at(start, i * row + k))
+
+
+def _add_product(
+    emit: Any, total: dict[tuple[int, int], Any], left: Any, right: Any, inner: int, width: int, rows: int
+) -> None:
+    """total[i, j] += sum_k left(i, k) right(k, j); a total that is not there yet is zero."""
+    for k in range(inner):
+        vectors = {j: right(k, j) for j in range(0, width, LANES)}
+        for i in range(rows):
+            entry = left(i, k)
+            for j, vector in vectors.items():
+                total[i, j] = emit.fma(entry, vector, total[i, j]) if (i, j) in total else emit.mul(entry, vector)
+
+
+def _fetch(length: int) -> Any:
+    """Ask for the cache lines of array[i : i + length]."""
 
     @simd("float32", LANES)
-    def product(emit, a, ia, b, ib, base, ibase, c, ic):
-        blocks = range(0, width, LANES)
+    def fetch(emit, array, i):
+        emit.prefetch(array, i, length)
+
+    return fetch
+
+
+def _product(width: int, inner: int, rows: int = ROWS, scale: float = 1.0) -> Any:
+    """Rows of C = scale A B, A [rows, inner], B [inner, width]; C is neither A nor B."""
+
+    @simd("float32", LANES)
+    def product(emit, a, ia, b, ib, c, ic):
         total: dict[tuple[int, int], Any] = {}
-        for k in range(inner):
-            right = [emit.load(b, emit.at(ib, k * width + j), padded=True) for j in blocks]
-            for i in range(rows):
-                left = emit.splat(a, emit.at(ia, i * row + k * column))
-                for j, vector in zip(blocks, right):
-                    total[i, j] = emit.fma(left, vector, total[i, j]) if k else emit.mul(left, vector)
+        _add_product(emit, total, _entries(emit, a, ia, inner), _matrix(emit, b, ib, width), inner, width, rows)
         for (i, j), vector in total.items():
-            below = emit.load(base, emit.at(ibase, i * width + j), padded=True)
-            emit.store(c, emit.at(ic, i * width + j), emit.fma(vector, emit.constant(scale), below), padded=True)
+            scaled = vector if scale == 1 else emit.mul(vector, emit.constant(scale))
+            emit.store(c, emit.at(ic, i * width + j), scaled, padded=True)
 
     return product
 
 
-def _dots(width: int, rank: int) -> Any:
-    """Four columns q of C = A S^T: C[j, q] = sum_p A[j, p] S[q, p] with A [rank, width]."""
+def _turn(width: int, rows: int) -> Any:
+    """Rows of moved = value S, stored `apart` from each other."""
 
     @simd("float32", LANES)
-    def dots(emit, a, ia, s, iq, c, ic):
-        blocks = range(0, width, LANES)
-        rows = [[emit.load(s, emit.at(iq, q * width + p), padded=True) for p in blocks] for q in range(4)]
-        for j in range(rank):
-            left = [emit.load(a, emit.at(ia, j * width + p), padded=True) for p in blocks]
-            emit.store_sums(c, emit.at(ic, j * width), [emit.dot(left, row) for row in rows])
+    def turn(emit, value, iv, frame, iframe, moved, im, apart, ahead):
+        for i in range(rows):
+            emit.prefetch(moved, emit.at(ahead, emit.times(apart, i)), 1)
+        total: dict[tuple[int, int], Any] = {}
+        right = _matrix(emit, frame, iframe, width)
+        _add_product(emit, total, _entries(emit, value, iv, width), right, width, width, rows)
+        for (i, j), vector in total.items():
+            emit.store(moved, emit.at(im, emit.times(apart, i), j), vector, padded=True)
 
-    return dots
+    return turn
+
+
+def _turn_back(width: int, rank: int) -> Any:
+    """Four columns q of dvalue = dmoved S^T."""
+
+    @simd("float32", LANES)
+    def turn_back(emit, dmoved, frame, iq, dvalue, iv):
+        blocks = range(0, width, LANES)
+        rows = [[emit.load(frame, emit.at(iq, q * width + p), padded=True) for p in blocks] for q in range(4)]
+        for j in range(rank):
+            left = [emit.load(dmoved, j * width + p, padded=True) for p in blocks]
+            emit.store_sums(dvalue, emit.at(iv, j * width), [emit.dot(left, row) for row in rows])
+
+    return turn_back
 
 
 def _combine(size: int, count: int) -> Any:
@@ -81,106 +130,193 @@ def _combine(size: int, count: int) -> Any:
     return combine
 
 
-def _spread(size: int, count: int) -> Any:
-    """One chunk of dG_k += coef_k dM."""
+def _horner(width: int, scale: float) -> Any:
+    """`ROWS` rows of C = base + scale A B; C is neither A nor B."""
 
     @simd("float32", LANES)
-    def spread(emit, coef, ic, dm, im, dg, ig):
-        parts = [emit.load(dm, emit.at(im, v * LANES), padded=True) for v in range(CHUNK)]
-        for k in range(count):
-            weight = emit.splat(coef, emit.at(ic, k))
-            for v, part in enumerate(parts):
-                place = emit.at(ig, k * size + v * LANES)
-                emit.store(dg, place, emit.fma(weight, part, emit.load(dg, place, padded=True)), padded=True)
+    def horner(emit, base, ibase, a, ia, b, ib, c, ic):
+        total: dict[tuple[int, int], Any] = {}
+        below = _matrix(emit, base, ibase, width)
+        _add_product(emit, total, _entries(emit, a, ia, width), _matrix(emit, b, ib, width), width, width, ROWS)
+        for (i, j), vector in total.items():
+            emit.store(c, emit.at(ic, i * width + j), emit.fma(vector, emit.constant(scale), below(i, j)), padded=True)
+
+    return horner
+
+
+def _pair(width: int) -> Any:
+    """`ROWS` rows of C = A B + D E; C is none of them."""
+
+    @simd("float32", LANES)
+    def pair(emit, a, ia, b, ib, d, i_d, e, ie, c, ic):
+        total: dict[tuple[int, int], Any] = {}
+        _add_product(emit, total, _entries(emit, a, ia, width), _matrix(emit, b, ib, width), width, width, ROWS)
+        _add_product(emit, total, _entries(emit, d, i_d, width), _matrix(emit, e, ie, width), width, width, ROWS)
+        for (i, j), vector in total.items():
+            emit.store(c, emit.at(ic, i * width + j), vector, padded=True)
+
+    return pair
+
+
+def _advance(width: int, rank: int) -> Any:
+    """`ROWS` rows i .. of C += Q M + dmoved^T value."""
+
+    @simd("float32", LANES)
+    def advance(emit, q, step, dmoved, value, i, c):
+        start = emit.times(i, width)
+        below = _matrix(emit, c, start, width)
+        total = {(a, j): below(a, j) for a in range(ROWS) for j in range(0, width, LANES)}
+        _add_product(emit, total, _entries(emit, q, start, width), _matrix(emit, step, 0, width), width, width, ROWS)
+
+        def turned(a: int, k: int) -> Any:
+            return emit.splat(dmoved, emit.at(i, k * width + a))
+
+        _add_product(emit, total, turned, _matrix(emit, value, 0, width), rank, width, ROWS)
+        for (a, j), vector in total.items():
+            emit.store(c, emit.at(start, a * width + j), vector, padded=True)
+
+    return advance
+
+
+def _spread(size: int, count: int) -> Any:
+    """out_k += sum_t weight_{t,k} part_t over a block: `ROWS` of the `count` rows k, 2 LANES of the `size` columns."""
+
+    @simd("float32", LANES)
+    def spread(emit, weights, k, parts, i, out, io):
+        below = _matrix(emit, out, io, size)
+        total = {(a, j): below(a, j) for a in range(ROWS) for j in (0, LANES)}
+
+        def weight(a: int, t: int) -> Any:
+            return emit.splat(weights, emit.at(k, t * count + a))
+
+        _add_product(emit, total, weight, _matrix(emit, parts, i, size), BLOCK, 2 * LANES, ROWS)
+        for (a, j), vector in total.items():
+            emit.store(out, emit.at(io, a * size + j), vector, padded=True)
 
     return spread
 
 
-def build_forward(width: int, rank: int, count: int, degree: int, keep: bool) -> Any:
-    """moved [n, T, rank, width]; with `keep` also the frames [n, T, width, width]. rank is one or a multiple of four."""
-    size, rows, chunk = width * width, min(rank, ROWS), CHUNK * LANES
-    stride = ROWS * width
-    carry = _product(width, width, width, 1, 1.0, rows)
-    combine = _combine(size, count)
-    # Horner's rule from the inside: 1 / degree, .., 1 / 2, 1. Degrees two and three are in use.
-    inmost = _product(width, width, width, 1, 1 / 3)
-    inner = _product(width, width, width, 1, 1 / 2)
-    outer = _product(width, width, width, 1, 1.0)
+def build_forward(width: int, rank: int, front: bool, count: int, dense: int, degree: int, keep: bool) -> Any:
+    """moved [T, rank, n, width]; with `keep` also the frames [n, T, width, width].
 
-    def forward(value, coef, generators, moved, frame, length, start, stop):
-        zero, step = np.zeros(rows * width, np.float32), np.empty(size, np.float32)
+    Without `front` the signal itself is carried, and rank is one. Of the `count` generators those from `dense` on have a
+    single entry at most. At degree zero the frames are not made but given.
+    """
+    size, rows, chunk, stride = width * width, min(rank, ROWS), CHUNK * LANES, ROWS * width
+    turn, combine, fetch = _turn(width, rows), _combine(size, dense), _fetch(size)
+    apply = _product(rank * width, width, rows=1)
+    # Horner's rule from the inside: 1 / degree, .., 1 / 2, 1. Degrees two and three are in use.
+    inmost, inner, outer = (_horner(width, scale) for scale in (1 / 3, 1 / 2, 1.0))
+
+    def forward(signal, maps, coef, generators, moved, frame, length, apart, start, stop):
+        step, value = np.empty(size, np.float32), np.empty(rank * width, np.float32)
         deep, deeper = np.empty(size, np.float32), np.empty(size, np.float32)
         frames = frame if keep else np.empty(2 * size, np.float32)
+        places = np.zeros(count, np.int64)
+        for k in range(dense, count):
+            for e in range(size):
+                if generators[k * size + e] != 0:
+                    places[k] = e
         for item in range(start, stop):
             base = item * length
             for t in range(length - 1, -1, -1):
                 s = (base + t) * size if keep else t % 2 * size
-                if t == length - 1:
+                if keep:
+                    fetch(frame, s - AHEAD * size)
+                if degree and t == length - 1:
                     for e in range(size):
                         frames[s + e] = 1.0 if e % (width + 1) == 0 else 0.0
-                v = (base + t) * rank * width
-                for i in range(v, v + rank * width, rows * width):
-                    carry(value, i, frames, s, zero, 0, moved, i)
+                if front:
+                    apply(signal, (base + t) * width, maps, 0, value, 0)
+                for j in range(0, rank, rows):
+                    place = (t * rank + j) * apart + item * width
+                    if front:
+                        turn(value, j * width, frames, s, moved, place, apart, place - AHEAD * rank * apart)
+                    else:
+                        turn(signal, (base + t) * width, frames, s, moved, place, apart, place - AHEAD * rank * apart)
+                if degree == 0:
+                    continue
                 if t == 0:
                     break
                 before = s - size if keep else (t - 1) % 2 * size
                 for i in range(0, size, chunk):
                     combine(coef, (base + t) * count, generators, i, step, i)
+                for k in range(dense, count):
+                    step[places[k]] += coef[(base + t) * count + k] * generators[k * size + places[k]]
                 if degree == 3:
                     for i in range(0, size, stride):
-                        inmost(step, i, frames, s, frames, s + i, deeper, i)
+                        inmost(frames, s + i, step, i, frames, s, deeper, i)
                     for i in range(0, size, stride):
-                        inner(step, i, deeper, 0, frames, s + i, deep, i)
+                        inner(frames, s + i, step, i, deeper, 0, deep, i)
                 else:
                     for i in range(0, size, stride):
-                        inner(step, i, frames, s, frames, s + i, deep, i)
+                        inner(frames, s + i, step, i, frames, s, deep, i)
                 for i in range(0, size, stride):
-                    outer(step, i, deep, 0, frames, s + i, frames, before + i)
+                    outer(frames, s + i, step, i, deep, 0, frames, before + i)
 
     return forward
 
 
-def build_backward(width: int, rank: int, count: int) -> Any:
-    """Gradients of the forward pass at degree two: dvalue [n, T, rank, width], and dG [n, count, width, width] transposed."""
-    size, chunk, stride = width * width, CHUNK * LANES, ROWS * width
-    plain = _product(width, width, width, 1, 1.0)
-    half = _product(width, width, width, 1, 0.5)
-    outer = _product(width, rank, 1, width, 1.0)
-    combine, spread, dots = _combine(size, count), _spread(size, count), _dots(width, rank)
+def build_backward(width: int, rank: int, order: int, count: int, learned: bool) -> Any:
+    """Gradients of the forward pass: dE [n, width, rank width] and, where `learned`, dG [n, padded, width, width] transposed.
 
-    def backward(value, coef, generators, frame, dmoved, dvalue, dgenerators, length, start, stop):
-        zero, step = np.zeros(size, np.float32), np.empty(size, np.float32)
-        adjoint, once = np.zeros(size, np.float32), np.empty(size, np.float32)
-        twice, inner, dstep = np.empty(size, np.float32), np.empty(size, np.float32), np.empty(size, np.float32)
+    `padded` is `count` rounded up to a multiple of `ROWS`. The write vectors are [T, rank, order], dstate [n, order, width].
+    """
+    size, chunk, stride, wide = width * width, CHUNK * LANES, ROWS * width, rank * width
+    padded = -(-count // ROWS) * ROWS
+    apply, unwrite, turn_back = _product(wide, width, rows=1), _product(width, order), _turn_back(width, rank)
+    combine, fetch, half, inner = _combine(size, count), _fetch(size), _product(width, width, scale=0.5), _horner(width, 0.5)
+    pair, advance = _pair(width), _advance(width, rank)
+    spread_front, spread = _spread(wide, width), _spread(size, padded)
+
+    def backward(signal, maps, write, coef, generators, frame, dstate, dmaps, dgenerators, length, apart, start, stop):
+        step, adjoint = np.empty(size, np.float32), np.empty(size, np.float32)
+        shifted, moving = np.empty(size, np.float32), np.empty(size, np.float32)
+        value, dmoved = np.empty(wide, np.float32), np.empty(wide, np.float32)
+        # A block of positions: what is added up, and its weights.
+        dvalues, signals = np.zeros(BLOCK * wide, np.float32), np.empty(BLOCK * width, np.float32)
+        dsteps, weights = np.zeros(BLOCK * size, np.float32), np.empty(BLOCK * padded, np.float32)
         for item in range(start, stop):
-            base, own = item * length, item * count * size
-            dgenerators[own : own + count * size] = 0
+            base = item * length
+            dmaps[item * width * wide : (item + 1) * width * wide] = 0
+            if learned:
+                dgenerators[item * padded * size : (item + 1) * padded * size] = 0
+            adjoint[:], shifted[:], step[:] = 0, 0, 0
             for t in range(length):
-                s, v, c = (base + t) * size, (base + t) * rank * width, (base + t) * count
+                s, slot = (base + t) * size, t % BLOCK
+                if slot == 0:
+                    # Positions that do not exist have no weight, and neither has the first right action: it acts on nothing.
+                    signals[:], weights[:] = 0, 0
+                fetch(frame, s + AHEAD * size)
+                if learned and t > 0:
+                    for i in range(0, size, chunk):
+                        combine(coef, (base + t) * count, generators, i, step, i)
+                for j in range(0, rank, ROWS):
+                    unwrite(write, (t * rank + j) * order, dstate, item * order * width, dmoved, j * width)
                 for q in range(0, width, 4):
-                    dots(dmoved, v, frame, s + q * width, dvalue, v + q)
-                if t == 0:
-                    # The first right action acts on nothing.
+                    turn_back(dmoved, frame, s + q * width, dvalues, slot * wide + q)
+                for c in range(width):
+                    signals[slot * width + c] = signal[(base + t) * width + c]
+                if learned:
+                    if t > 0:
+                        for i in range(0, size, stride):
+                            inner(adjoint, i, adjoint, i, step, 0, shifted, i)
+                        for i in range(0, size, stride):
+                            half(step, i, frame, s, moving, i)
+                        for i in range(0, size, stride):
+                            pair(frame, s + i, shifted, 0, moving, i, adjoint, 0, dsteps, slot * size + i)
+                        for k in range(count):
+                            weights[slot * padded + k] = coef[(base + t) * count + k]
+                    apply(signal, (base + t) * width, maps, 0, value, 0)
                     for i in range(0, width, ROWS):
-                        outer(dmoved, v + i, value, v, zero, 0, adjoint, i * width)
-                    continue
-                for i in range(0, size, chunk):
-                    combine(coef, c, generators, i, step, i)
-                for i in range(0, size, stride):
-                    half(step, i, frame, s, frame, s + i, inner, i)
-                for i in range(0, size, stride):
-                    plain(adjoint, i, step, 0, zero, 0, once, i)
-                for i in range(0, size, stride):
-                    plain(inner, i, adjoint, 0, zero, 0, dstep, i)
-                for i in range(0, size, stride):
-                    half(once, i, step, 0, once, i, twice, i)
-                for i in range(0, size, stride):
-                    half(frame, s + i, once, 0, dstep, i, dstep, i)
-                for i in range(0, size, chunk):
-                    spread(coef, c, dstep, i, dgenerators, own + i)
-                for e in range(size):
-                    twice[e] += adjoint[e]
-                for i in range(0, width, ROWS):
-                    outer(dmoved, v + i, value, v, twice, i * width, adjoint, i * width)
+                        advance(shifted, step, dmoved, value, i, adjoint)
+                if slot == BLOCK - 1 or t == length - 1:
+                    for c in range(0, width, ROWS):
+                        for i in range(0, wide, 2 * LANES):
+                            spread_front(signals, c, dvalues, i, dmaps, (item * width + c) * wide + i)
+                    if learned:
+                        for i in range(0, size, 2 * LANES):
+                            for k in range(0, padded, ROWS):
+                                spread(weights, k, dsteps, i, dgenerators, (item * padded + k) * size + i)
 
     return backward

@@ -1,11 +1,12 @@
-"""Values carried to the end of a sequence: z_t = x_t^T exp(M_{t+1}) .. exp(M_T), with gradients.
+"""Final states of a memory with a fixed left operator, without a state per token, with gradients.
 
-With a fixed left operator the final state of H_t = L H_{t-1} R_t + sum_j b_j x_{t,j}^T is
+With a fixed left operator and sources write_{t,j} x_{t,j}^T, x_{t,j} = E_j^T f_t, the final state of
+H_t = L H_{t-1} R_t + sum_j b_j x_{t,j}^T is
 
-    H_T = sum_t sum_j (L^{T-t} b_j) z_{t,j}^T,
+    H_T = sum_t sum_j write_{t,j} z_{t,j}^T,     write_{t,j} = L^{T-t} b_j,     z_t = x_t^T R_{t+1} .. R_T,
 
-so the only sequential part is the product of right actions, a chain of small matrices; everything else is a matrix
-product over all positions. Generators of the projection task are small (spectral norm about 0.04), so exp is its
+so the only sequential part is the product of right actions R_t = exp(M_t), a chain of small matrices; everything else is
+a matrix product over all positions. Generators of the projection task are small (spectral norm about 0.04), so exp is its
 Taylor polynomial: degree three where data are made (the first omitted term is about 1e-7 of a step) and degree two
 where a model trains (1e-5 of a step, 1e-9 in NMSE).
 """
@@ -20,91 +21,169 @@ from torch import Tensor
 from shippo_ssm._numba import jit, parallel_for
 
 TRAIN_DEGREE, EXACT_DEGREE = 2, 3
-_ARRAYS = ", ".join(["float32[::1]"] * 5)
-_FORWARD = f"void({_ARRAYS}, int64, int64, int64)"
-_BACKWARD = f"void({_ARRAYS}, float32[::1], float32[::1], int64, int64, int64)"
+# Rows of a product in the kernels: ranks are multiples of it, and so is the memory for gradients of generators.
+ROWS = 4
 
 
-def _flat(tensor: Tensor) -> Any:
-    return tensor.detach().contiguous().reshape(-1).numpy()
+def _run(builder: Any, tensors: tuple[Tensor | None, ...], signal: Tensor, **constants: Any) -> None:
+    """Call a kernel on flat arrays (empty ones for None), one work item per sequence."""
+    kernel = jit(builder, f"void({'float32[::1], ' * len(tensors)}int64, int64, int64, int64)", **constants)
+    empty = torch.empty(0)
+    arrays = [(empty if tensor is None else tensor).detach().contiguous().view(-1).numpy() for tensor in tensors]
+    n, length, width = signal.shape
+    parallel_for(n, lambda start, stop: kernel(*arrays, length, n * width, start, stop))
 
 
-def _forward(value: Tensor, coef: Tensor, generators: Tensor, degree: int, keep: bool) -> tuple[Tensor, Tensor]:
-    """Moved values, and the frames where `keep` (an empty tensor elsewhere)."""
+def num_dense(generators: Tensor) -> int:
+    """Generators before the last ones that have a single entry at most; at least one.
+
+    Half of the task's generators are elementary: adding their entries costs nothing beside adding matrices.
+    """
+    entries = generators.count_nonzero((1, 2)).tolist()
+    while len(entries) > 1 and entries[-1] <= 1:
+        entries.pop()
+    return len(entries)
+
+
+def _forward(
+    signal: Tensor, front: Tensor | None, coef: Tensor | None, generators: Tensor | None, degree: int, frame: Tensor | None
+) -> Tensor:
+    """z [T, r, n, d]: positions first, so that the sum over them is one product."""
     from shippo_ssm.experiments._carry_kernels import build_forward
 
-    sequences, length, rank, width = value.shape
-    kernel = jit(build_forward, _FORWARD, width=width, rank=rank, count=len(generators), degree=degree, keep=keep)
-    moved = torch.empty_like(value)
-    frame = torch.empty(sequences, length, width, width) if keep else torch.empty(0)
-    arrays = [_flat(tensor) for tensor in (value, coef, generators, moved, frame)]
-    parallel_for(sequences, lambda start, stop: kernel(*arrays, length, start, stop))
-    return moved, frame
+    n, length, width = signal.shape
+    rank = 1 if front is None else front.shape[1] // width
+    moved = torch.empty(length, rank, n, width)
+    count = 0 if generators is None else len(generators)
+    # Learned generators are dense.
+    dense = num_dense(generators) if generators is not None and degree == EXACT_DEGREE else count
+    constants = {"width": width, "rank": rank, "front": front is not None, "count": count, "dense": dense}
+    tensors = (signal, front, coef, generators, moved, frame)
+    _run(build_forward, tensors, signal, **constants, degree=degree, keep=frame is not None)
+    return moved
 
 
-class _Carry(torch.autograd.Function):
+def sum_sources(write: Tensor, moved: Tensor) -> Tensor:
+    """sum_t sum_j write_{t,j} z_{t,j}^T: [N, T, r] and [T, r, n, d] -> [n, N, d]."""
+    product = write.flatten(1) @ moved.flatten(0, 1).flatten(1)
+    return product.unflatten(1, moved.shape[2:]).transpose(0, 1)
+
+
+class _FinalState(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, value: Tensor, coef: Tensor, generators: Tensor) -> Tensor:
-        moved, frame = _forward(value, coef, generators, TRAIN_DEGREE, keep=True)
-        ctx.save_for_backward(value, coef, generators, frame)
-        return moved
+    def forward(
+        ctx: Any, signal: Tensor, front: Tensor, write: Tensor, frame: Tensor, coef: Tensor | None, generators: Tensor | None
+    ) -> Tensor:
+        moved = _forward(signal, front, coef, generators, 0 if generators is None else TRAIN_DEGREE, frame)
+        ctx.save_for_backward(signal, front, write, frame, coef, generators, moved)
+        return sum_sources(write, moved)
 
     @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, Tensor]:
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         from shippo_ssm.experiments._carry_kernels import build_backward
 
-        value, coef, generators, frame = ctx.saved_tensors
-        sequences, length, rank, width = value.shape
-        kernel = jit(build_backward, _BACKWARD, width=width, rank=rank, count=len(generators))
-        dvalue, turned = torch.empty_like(value), torch.empty(sequences, *generators.shape)
-        arrays = [_flat(tensor) for tensor in (value, coef, generators, frame, grads[0].contiguous(), dvalue, turned)]
-        parallel_for(sequences, lambda start, stop: kernel(*arrays, length, start, stop))
-        return dvalue, None, turned.sum(0).mT
+        signal, front, write, frame, coef, generators, moved = ctx.saved_tensors
+        n, _, width = signal.shape
+        order, length, rank = write.shape
+        learned, count = generators is not None, 0 if generators is None else len(generators)
+        dfront = torch.empty(n, *front.shape)
+        turned = torch.empty(n, -(-count // ROWS) * ROWS, width, width)
+        tensors = (signal, front, write.permute(1, 2, 0), coef, generators, frame, grads[0], dfront, turned)
+        _run(build_backward, tensors, signal, width=width, rank=rank, order=order, count=count, learned=learned)
+        dwrite = grads[0].transpose(0, 1).flatten(1) @ moved.flatten(0, 1).flatten(1).mT
+        dgenerators = turned.sum(0)[:count].mT if learned else None
+        return None, dfront.sum(0), dwrite.view(order, length, rank), None, None, dgenerators
 
 
-def check(value: Tensor, coef: Tensor, generators: Tensor) -> None:
-    """Raise where shapes or dtypes are not those of `carry`."""
-    width = generators.shape[-1]
-    fits = value.ndim == 4 and coef.shape == (*value.shape[:2], len(generators)) and value.shape[3] == width
-    if not fits or generators.shape[1:] != (width, width):
+def check(
+    signal: Tensor, write: Tensor, front: Tensor | None = None, coef: Tensor | None = None, generators: Tensor | None = None
+) -> None:
+    """Raise where shapes or dtypes are not those of this module."""
+    given = {"signal": signal, "front": front, "write": write, "coef": coef, "generators": generators}
+    named = {name: tensor for name, tensor in given.items() if tensor is not None}
+    width = signal.shape[-1]
+    rank = 1 if front is None else front.shape[-1] // width
+    fits = signal.ndim == 3 and write.ndim == 3 and write.shape[1:] == (signal.shape[1], rank)
+    if front is not None:
+        fits = fits and front.shape == (width, rank * width)
+    if coef is not None and generators is not None:
+        fits = fits and coef.shape == (*signal.shape[:2], len(generators)) and generators.shape[1:] == (width, width)
+    if not fits:
         raise ValueError(
-            f"carry got value {tuple(value.shape)}, coef {tuple(coef.shape)}, generators {tuple(generators.shape)}; "
-            "expected [n, T, r, d], [n, T, K], [K, d, d]"
+            f"got {', '.join(f'{name} {tuple(tensor.shape)}' for name, tensor in named.items())}; "
+            "expected [n, T, d], [d, r d], [N, T, r], [n, T, K], [K, d, d]"
         )
-    if any(tensor.dtype != torch.float32 for tensor in (value, coef, generators)):
-        raise ValueError("carry computes in float32; convert its arguments with .float()")
-    if width % 8 or (value.shape[2] % 4 and value.shape[2] != 1):
-        raise ValueError(f"carry got r = {value.shape[2]}, d = {width}; expected r = 1 or divisible by 4, d divisible by 8")
+    if any(tensor.dtype != torch.float32 for tensor in named.values()):
+        raise ValueError("carried values are computed in float32; convert the arguments with .float()")
+    if width % 8 or (front is not None and rank % ROWS):
+        raise ValueError(f"got d = {width}, r = {rank}; expected d a multiple of 8, r a multiple of {ROWS}; pad with zeros")
 
 
-def carry(value: Tensor, coef: Tensor, generators: Tensor) -> Tensor:
-    """z_t = x_t exp(M_{t+1}) .. exp(M_T), M_t = sum_k coef_{t,k} G_k, exp to second order; gradients in x and G.
+def check_frame(signal: Tensor, frame: Tensor) -> None:
+    """Raise where `frame` does not fit."""
+    n, length, width = signal.shape
+    if frame.shape != (n, length, width, width) or frame.dtype != torch.float32 or not frame.is_contiguous():
+        raise ValueError(
+            f"got frame {tuple(frame.shape)} for signal {tuple(signal.shape)}; expected float32 [n, T, d, d], contiguous"
+        )
+
+
+def new_frame(signal: Tensor) -> Tensor:
+    """Memory for the frames of a signal [n, T, d]: [n, T, d, d]."""
+    return torch.empty(*signal.shape, signal.shape[-1])
+
+
+def carry(
+    signal: Tensor, front: Tensor, write: Tensor, coef: Tensor, generators: Tensor, *, frame: Tensor | None = None
+) -> Tensor:
+    """H_T with R_t = exp(M_t), M_t = sum_k coef_{t,k} G_k, exp to second order; gradients in E, write and G.
 
     Args:
-        value: x [n, T, r, d], r rows per position; r divisible by 4, d by 8; float32.
-        coef: [n, T, K]; the first position acts on nothing. Data: it gets no gradient.
+        signal: f [n, T, d], d divisible by 8; float32. Data, as is coef: no gradient.
+        front: E [d, r d], r divisible by 4.
+        write: [N, T, r].
+        coef: [n, T, K]; the first position acts on nothing.
         generators: G [K, d, d].
+        frame: memory for the frames, from `new_frame`; it must not change before the gradient is taken. New memory by
+            default, which the system has to find at every call.
 
     Returns:
-        z [n, T, r, d].
+        H_T [n, N, d].
 
     Example:
-        >>> value, coef = torch.randn(2, 5, 4, 8), torch.randn(2, 5, 3)
-        >>> torch.equal(carry(value, coef, torch.zeros(3, 8, 8)), value)
-        True
+        >>> signal, coef, write = torch.randn(2, 5, 8), torch.randn(2, 5, 3), torch.randn(6, 5, 4)
+        >>> carry(signal, torch.randn(8, 32), write, coef, torch.zeros(3, 8, 8)).shape
+        torch.Size([2, 6, 8])
     """
-    check(value, coef, generators)
-    if value.shape[2] % 4:
-        raise ValueError(f"carry got r = {value.shape[2]} rows per position; expected a multiple of 4; pad with zeros")
-    return _Carry.apply(value.contiguous(), coef.contiguous(), generators.contiguous())  # pyright: ignore[reportReturnType]
+    check(signal, write, front, coef, generators)
+    frame = new_frame(signal) if frame is None else frame
+    check_frame(signal, frame)
+    return _FinalState.apply(signal, front, write, frame, coef, generators)  # pyright: ignore[reportReturnType]
 
 
-def carry_exactly(value: Tensor, coef: Tensor, generators: Tensor, *, keep: bool = False) -> tuple[Tensor, Tensor]:
-    """The same to third order, without gradients, for data and evaluation.
+def turn(signal: Tensor, front: Tensor, write: Tensor, frame: Tensor) -> Tensor:
+    """H_T by frames that `carry_exactly` left; gradients in E and write. Arguments as in `carry`."""
+    check(signal, write, front)
+    check_frame(signal, frame)
+    return _FinalState.apply(signal, front, write, frame, None, None)  # pyright: ignore[reportReturnType]
 
-    Returns:
-        z [n, T, r, d] and, where `keep`, the frames S_t = exp(M_{t+1}) .. exp(M_T) [n, T, d, d] (else an empty tensor).
+
+@torch.no_grad()
+def carry_exactly(
+    signal: Tensor,
+    write: Tensor,
+    coef: Tensor,
+    generators: Tensor,
+    *,
+    front: Tensor | None = None,
+    frame: Tensor | None = None,
+) -> Tensor:
+    """H_T to third order, without gradients, for data and evaluation. Arguments as in `carry`.
+
+    Without `front` the signal itself is carried, and r is one. Frames S_t = R_{t+1} .. R_T are left in `frame` [n, T, d, d]
+    where that is given.
     """
-    check(value, coef, generators)
-    with torch.no_grad():
-        return _forward(value.contiguous(), coef.contiguous(), generators.contiguous(), EXACT_DEGREE, keep)
+    check(signal, write, front, coef, generators)
+    if frame is not None:
+        check_frame(signal, frame)
+    return sum_sources(write, _forward(signal, front, coef, generators, EXACT_DEGREE, frame))

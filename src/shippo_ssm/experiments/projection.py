@@ -19,12 +19,12 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor
 
-from shippo_ssm.experiments.carry import carry, carry_exactly
+from shippo_ssm.experiments.carry import carry, carry_exactly, new_frame, sum_sources, turn
 from shippo_ssm.experiments.core import Column, Experiment, Result, RowConfig, RowResult, Session, Verdict
 from shippo_ssm.experiments.stacked import AdamW, Layout, nmse, r_squared, train_stack
 from shippo_ssm.tasks.paired import stream
@@ -78,14 +78,29 @@ class Batch(NamedTuple):
 
     signal: Tensor  # [M, T, d]
     coef: Tensor  # [M, T, K]
-    frame: Tensor  # [M, T, d, d], true frames R_{t+1} .. R_T, for the oracle; empty elsewhere
     target: Tensor  # [M, N, d]
+    frame: Tensor | None  # [M, T, d, d], the oracle's true frames R_{t+1} .. R_T; memory for those of a learned transport
+
+
+class _Differentiated(torch.autograd.Function):
+    """Losses [S] whose gradients in the parameters [S, ..] are known already."""
+
+    @staticmethod
+    def forward(ctx: Any, loss: Tensor, grads: list[Tensor], *parameters: Tensor) -> Tensor:
+        ctx.grads = grads
+        return loss.clone()
+
+    @staticmethod
+    def backward(ctx: Any, *outer: Tensor) -> tuple[Tensor | None, ...]:
+        # In place: they are taken once.
+        grads, ctx.grads = ctx.grads, None
+        return None, None, *(grad.mul_(outer[0].view(-1, *[1] * (grad.ndim - 1))) for grad in grads)
 
 
 class Projection:
     """The stacked models of one row with their data: a `Problem` for `train_stack`.
 
-    Seeds share a parameter matrix but run one after another through the sequence: at this size a seed fills the caches alone.
+    Seeds share a parameter matrix but go through a step one after another: at this size a seed fills the caches alone.
     """
 
     block_steps = 1
@@ -100,18 +115,27 @@ class Projection:
         powers = [torch.eye(order, dtype=torch.float64)]
         for _ in range(config.length - 1):
             powers.append(self.task.left @ powers[-1])
-        # L^{T-t} for t = 1 .. T, and what the task's own source becomes at the end.
-        self.powers = torch.stack(powers[::-1]).float()
-        self.written = (torch.stack(powers[::-1]) @ self.task.write).float()
+        # L^{T-t} for t = 1 .. T as [N, T, N], and what the task's own source becomes at the end [N, T, 1].
+        stacked = torch.stack(powers[::-1], 1)
+        self.powers, self.written = stacked.float(), (stacked @ self.task.write[:, None]).float()
         self.true_generators = config.epsilon**0.5 * self.task.generators.float()
+        # Memory that every step writes anew: frames of one seed, gradients of all.
+        self.frame = torch.empty(config.batch, config.length, d, d)
+        self.grad = torch.empty(len(seeds), sum(self.layout.sizes))
         size = config.batch * config.eval_batches
         self.held_out = [self.prepare(self.task.draw(stream(seed, EVAL), size)) for seed in seeds]
 
-    def prepare(self, sequences: Sequences) -> Batch:
-        """Frames and answers of drawn sequences, C_T = sum_t (L^{T-t} epsilon B) (f_t^T R_{t+1} .. R_T)."""
-        signal = sequences.signal.unsqueeze(2)
-        moved, frame = carry_exactly(signal, sequences.coef, self.true_generators, keep=self.config.right == "oracle")
-        return Batch(*sequences, frame, self.written.mT @ moved.squeeze(2))
+    def prepare(self, sequences: Sequences, frame: Tensor | None = None) -> Batch:
+        """Answers of drawn sequences, C_T = sum_t (L^{T-t} epsilon B) (f_t^T R_{t+1} .. R_T), and the oracle's frames.
+
+        `frame` is memory for frames, new where it is needed and not given.
+        """
+        signal, coef = sequences
+        oracle = self.config.right == "oracle"
+        if oracle and frame is None:
+            frame = new_frame(signal)
+        target = carry_exactly(signal, self.written, coef, self.true_generators, frame=frame if oracle else None)
+        return Batch(signal, coef, target, frame)
 
     def init(self, seed: int) -> dict[str, Tensor]:
         """A random write vector, and maps near the identity: readout and front end start close to passing the state through."""
@@ -130,37 +154,51 @@ class Projection:
             parameters["generators"] = self.task.generators.float()
         return parameters
 
-    def block(self, index: int) -> list[Batch]:
+    def block(self, index: int) -> list[Sequences]:
         """One step's fresh sequences for every seed."""
-        return [self.prepare(self.task.draw(stream(seed, TRAIN, index), self.config.batch)) for seed in self.seeds]
+        return [self.task.draw(stream(seed, TRAIN, index), self.config.batch) for seed in self.seeds]
 
-    def predict(self, parameters: dict[str, Tensor], seed: int, batch: Batch) -> Tensor:
+    def predict(self, parameters: dict[str, Tensor], batch: Batch) -> Tensor:
         """O vec(H_T) of one seed, [M, N, d]."""
         config = self.config
         d, order, rank = config.width, config.d_state, config.rank
-        value = (batch.signal @ parameters["front"][seed]).unflatten(-1, (rank, d))
+        write = self.powers @ parameters["write"] / math.sqrt(rank)  # [N, T, r]
+        front = parameters["front"]
         if config.right == "oracle":
-            value = value @ batch.frame
+            assert batch.frame is not None
+            state = turn(batch.signal, front, write, batch.frame)
         elif config.right == "learned":
-            generators = config.epsilon**0.5 * parameters["generators"][seed]
+            generators = config.epsilon**0.5 * parameters["generators"]
             if torch.is_grad_enabled():
-                value = carry(value, batch.coef, generators)
+                state = carry(batch.signal, front, write, batch.coef, generators, frame=batch.frame)
             else:
-                value, _ = carry_exactly(value, batch.coef, generators)
-        write = torch.einsum("tnk,kr->ntr", self.powers, parameters["write"][seed]).flatten(1) / math.sqrt(rank)
-        state = write @ value.flatten(1, 2)  # [N, T r] @ [M, T r, d]
-        return (state.flatten(1) @ parameters["readout"][seed]).unflatten(-1, (order, d))
+                state = carry_exactly(batch.signal, write, batch.coef, generators, front=front)
+        else:
+            # Nothing moves the values, so the sum over positions comes before the front end.
+            signal = batch.signal.transpose(0, 1).unsqueeze(1)
+            summed = sum_sources(write.mT.reshape(order * rank, -1, 1), signal)  # [M, N r, d]
+            state = summed.reshape(-1, order, rank * d) @ front.unflatten(1, (rank, d)).transpose(0, 1).flatten(0, 1)
+        return (state.flatten(1) @ parameters["readout"]).unflatten(-1, (order, d))
 
-    def loss(self, parameters: dict[str, Tensor], block: list[Batch], offset: int) -> Tensor:
-        """NMSE of each seed's predictions, [S]."""
-        losses = [nmse(self.predict(parameters, s, batch)[None], batch.target[None]) for s, batch in enumerate(block)]
-        return torch.cat(losses)
+    def loss(self, parameters: dict[str, Tensor], block: list[Sequences], offset: int) -> Tensor:
+        """NMSE of each seed's predictions, [S]; gradients are taken here, so that a seed's frames give way to the next's."""
+        losses, grads = [], self.layout.split(self.grad)
+        for s, sequences in enumerate(block):
+            own = {name: parameter[s].detach().requires_grad_() for name, parameter in parameters.items()}
+            batch = self.prepare(sequences, self.frame)
+            loss = nmse(self.predict(own, batch)[None], batch.target[None])
+            losses.append(loss.detach())
+            for name, grad in zip(own, torch.autograd.grad(loss.sum(), list(own.values()))):
+                grads[name][s] = grad
+        known = [grads[name] for name in parameters]
+        return _Differentiated.apply(torch.cat(losses), known, *parameters.values())  # pyright: ignore[reportReturnType]
 
     def evaluate(self, parameters: dict[str, Tensor]) -> dict[str, list[float]]:
         """NMSE and R^2 on held-out sequences, one number per seed."""
         scores: dict[str, list[float]] = {"nmse": [], "r2": []}
         for s, batch in enumerate(self.held_out):
-            prediction = self.predict(parameters, s, batch)[None]
+            own = {name: parameter[s] for name, parameter in parameters.items()}
+            prediction = self.predict(own, batch)[None]
             scores["nmse"].append(nmse(prediction, batch.target[None]).item())
             scores["r2"].append(r_squared(prediction, batch.target[None]).item())
         return scores
@@ -206,7 +244,7 @@ EXPERIMENT = Experiment(
     claim="A memory with right transport predicts transported coefficients that a rank-4 source cannot.",
     protocol="d = N = K = 16, length 256, fixed left operator; AdamW 3e-4, 20,000 steps of 32 sequences, 5 seeds, last step",
     tables=("projection",),
-    wall_time="about 45 minutes (extrapolated from single steps)",
+    wall_time="about 30 minutes on two cores (extrapolated from single steps)",
     presets={"full": rows, "smoke": smoke},
     train=train,
     columns=(

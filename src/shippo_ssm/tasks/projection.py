@@ -91,8 +91,8 @@ class ProjectionTask:
     def draw(self, rng: torch.Generator, *shape: int) -> Sequences:
         """Sequences with standard normal f and coefficients uniform in [-coef_range, coef_range]."""
         signal = torch.randn(*shape, self.length, self.width, generator=rng)
-        coef = (torch.rand(*shape, self.length, self.num_generators, generator=rng) * 2 - 1) * self.coef_range
-        return Sequences(signal, coef)
+        coef = torch.rand(*shape, self.length, self.num_generators, generator=rng)
+        return Sequences(signal, coef.mul_(2).sub_(1).mul_(self.coef_range))
 
     def generator(self, sequences: Sequences) -> Tensor:
         """log R_t = sqrt(epsilon) sum_k rho_{t,k} G_k, [.., T, d, d]."""
