@@ -19,6 +19,7 @@ from torch import Tensor, nn
 
 from benchmarks.gate import check
 from benchmarks.timer import first_call, interleave
+from shippo_ssm.experiments.recall import query_loss
 
 # Logits and gradients of four layers in float32.
 _TOLERANCE = 1e-3
@@ -37,17 +38,11 @@ def make_model(name: str, **changes: Any) -> nn.Module:
         return SequenceModel(config, embedding=EventEmbedding(TransportMQAR(), config.d_model))
 
 
-def loss_of(model: Any, events: Any) -> Tensor:
-    """Cross-entropy over the answers that are asked for."""
-    logits = model.head(model.features(events.tokens)[events.asked])
-    return F.cross_entropy(logits.flatten(0, 1), events.target[events.asked].flatten())
-
-
 def check_model(name: str, model: Any, events: Any) -> float:
     """Largest RMS error ratio of loss and gradients against the same model in float64 on the reference scan."""
 
     def results(model: Any) -> dict[str, Tensor]:
-        loss = loss_of(model, events)
+        loss = query_loss(model, events)
         gradients = torch.autograd.grad(loss, list(model.parameters()))
         return {"loss": loss.detach(), "gradient": torch.cat([gradient.flatten() for gradient in gradients])}
 
@@ -92,7 +87,7 @@ def training(names: list[str], *, batch: int, length: int, rounds: int, budget: 
 
 def _train_once(model: nn.Module, optimizer: torch.optim.Optimizer, events: Any) -> None:
     optimizer.zero_grad(set_to_none=True)
-    loss_of(model, events).backward()
+    query_loss(model, events).backward()
     optimizer.step()
 
 

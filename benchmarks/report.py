@@ -32,9 +32,10 @@ How fast the scan and the models are, beside what one would use instead and what
 _METHOD = """## How it is measured
 
 - **Correctness first.** Every output and every gradient is held against the reference loop in float64; what is off by an RMS
-  error ratio of more than 2e-5 gets no time. In sweeps, one row and two groups are checked at every shape; a whole model
-  against itself in float64 on the reference scan, to 1e-3, on two sequences of 48; decoding against the same model's whole
-  forward pass in float32. The quick mode checks long sequences of the sweep on their first and last 4,096 positions only.
+  error ratio of more than 2e-5 gets no time. In sweeps, one row and two groups are checked at every shape, long sequences on
+  their first and last 4,096 positions; a whole model against itself in float64 on the reference scan, to 1e-3, on two sequences
+  of 48; decoding against the same model's whole forward pass in float32. The quick mode, and the run on one thread, check the
+  first and the last row of the batch, and so not the gradient of the drift, which is a sum over rows.
 - **The roof** is max(compulsory bytes / bandwidth, multiply-adds / rate). Forward bytes per position and group are step, write,
   read, value, right and y; the backward pass reads them again with dy and writes their gradients. The bandwidth is that of a
   compiled copy with the same reads and writes, on buffers of the operands' sizes that were touched before, on the same threads,
@@ -43,6 +44,7 @@ _METHOD = """## How it is measured
 - **Times** are taken in turn, candidate after candidate and round after round, once everything has been called; inputs lie
   ready, compilation is not counted, allocating the results is. Discretisation and frames are inside. A slow candidate takes
   part in fewer rounds; one that compiles nothing and whose checked call takes longer than all rounds may is not called again.
+  The sweep of T cuts the same tokens into sequences of every length and takes the lengths in turn.
 - **Threads.** Each thread count is a process of its own, bound to that many cores, so that XLA keeps to it too.
 - Ratios hold inside one run; absolute times are those of this machine on that day.
 """
@@ -54,6 +56,9 @@ def render(run: dict[str, Any]) -> str:
     command = f"shippo bench {mode}".strip()
     head = _HEAD.replace("`shippo bench {mode}`", f"`{command}`")
     parts = [head.format(date=run["date"], machine=machine_line(run["machine"]))]
+    if run.get("again"):
+        sections = ", ".join(f"{name} on {date}" for name, date in run["again"].items())
+        parts.append(f"Measured again by itself, after the run: {sections}.\n")
     parts += [_markdown(table) for table in tables(run)]
     if run["errors"]:
         failed = "\n".join(f"- {name}: {error.splitlines()[-1]}" for name, error in run["errors"].items())

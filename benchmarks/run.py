@@ -1,4 +1,4 @@
-"""The whole benchmark: `shippo bench`, or `python -m benchmarks.run [--full] [--out FILE]`.
+"""The whole benchmark: `shippo bench`, or `python -m benchmarks.run [--full] [--only SECTION] [--out FILE]`.
 
 Data path: `plan(quick)` lists sections with their threads and arguments; each runs in a process of its own (`spawn`), one after
 another, so that no library's threads disturb another section's; the dictionaries make one run, the verdict is drawn from it,
@@ -25,7 +25,6 @@ if str(ROOT) not in sys.path:
 
 from benchmarks.machine import describe  # noqa: E402
 from benchmarks.problem import Shape  # noqa: E402
-from benchmarks.scan import ESSENTIAL  # noqa: E402
 from benchmarks.verdict import verdict  # noqa: E402
 
 MODELS = ("StructGen-Split", "No-right", "DirectGen-SingleExp", "Free enc/dec", "GRU", "Transformer")
@@ -34,22 +33,23 @@ DEFAULT_OUT = Path("runs", "bench.json")
 
 def plan(quick: bool) -> list[tuple[str, str, int, dict[str, Any]]]:
     """Key in the run, section, threads and arguments of everything a mode measures, in order."""
-    effort = {"rounds": 9, "budget": 2.0} if quick else {"rounds": 15, "budget": 12.0}
+    effort = {"rounds": 9, "budget": 1.0} if quick else {"rounds": 15, "budget": 5.0}
     shape = asdict(Shape())
     models = list(MODELS[:2] if quick else MODELS)
-    steps = {"rounds": 2, "budget": 10.0} if quick else {"rounds": 7, "budget": 40.0}
+    steps = {"rounds": 2, "budget": 10.0} if quick else {"rounds": 5, "budget": 20.0}
     contexts = [128, 4096, 65536]
+    alone = ("shippo fused",) if quick else None
     remembered = (
         ("shippo fused",) if quick else ("shippo fused", "jax.lax.scan", "PyTorch loop", "mambapy pscan, from inputs to y")
     )
     work: list[tuple[str, str, int, dict[str, Any]]] = [
         ("scan", "scan", 2, {"shape": shape, "quick": quick, **effort}),
-        ("scan_one_thread", "scan", 1, {"shape": shape, "quick": quick, "names": ESSENTIAL if quick else None, **effort}),
+        ("scan_one_thread", "scan", 1, {"shape": shape, "quick": True, "names": alone, **effort}),
         ("expm", "expm", 2, effort),
-        ("sweeps", "sweeps", 2, {"quick": quick, **effort}),
+        ("sweeps", "sweeps", 2, {"quick": quick, **effort, "budget": 2.0 if quick else 5.0}),
         *(("memory", "memory", 2, {"shape": shape, "name": name}) for name in remembered),
         ("training", "training", 2, {"names": models, "batch": 16, "length": 512, **steps}),
-        ("decoding", "decoding", 2, {"contexts": contexts, **effort}),
+        ("decoding", "decoding", 2, {"contexts": contexts, **effort, "budget": 0.5 if quick else 5.0}),
     ]
     if not quick:
         odd = asdict(Shape(length=500))
@@ -79,17 +79,27 @@ def spawn(section: str, threads: int, arguments: dict[str, Any]) -> dict[str, An
         return json.loads(out.read_text())
 
 
-def measure(quick: bool) -> dict[str, Any]:
-    """A whole run: machine, mode, sections, errors and verdict."""
+def measure(quick: bool, earlier: dict[str, Any] | None = None, only: str = "") -> dict[str, Any]:
+    """A whole run: machine, mode, sections, errors and verdict; or an `earlier` one with the section `only` measured again."""
     begin = time.perf_counter()
-    run: dict[str, Any] = {
+    today = datetime.now(UTC).date().isoformat()
+    run: dict[str, Any] = earlier or {
         "mode": "quick" if quick else "full",
-        "date": datetime.now(UTC).date().isoformat(),
+        "date": today,
         "machine": describe(),
         "sections": {},
         "errors": {},
+        "again": {},
+        "seconds": 0.0,
     }
-    for key, section, threads, arguments in plan(quick):
+    work = [row for row in plan(quick) if not only or row[0] == only]
+    if not work:
+        raise ValueError(f"the {run['mode']} mode has no section {only!r}")
+    if only:
+        run["again"][only] = today
+        for part in ("sections", "errors"):
+            run[part].pop(only, None)
+    for key, section, threads, arguments in work:
         started = time.perf_counter()
         try:
             result = spawn(section, threads, arguments)
@@ -103,24 +113,26 @@ def measure(quick: bool) -> dict[str, Any]:
             run["sections"][key] = result
         print(f"{key}: {time.perf_counter() - started:.0f} s", file=sys.stderr, flush=True)
     run["verdict"] = verdict(run)
-    run["seconds"] = time.perf_counter() - begin
+    run["seconds"] += time.perf_counter() - begin
     return run
 
 
-def main(quick: bool = True, out: Path | None = None) -> int:
+def main(quick: bool = True, out: Path | None = None, only: str = "") -> int:
     """Measure, print the tables, write the JSON.
 
     Args:
         quick: under two minutes; otherwise all peers, sweeps over N, P and G, and more repeats.
         out: where the JSON goes; `runs/bench.json` by default.
+        only: a section to measure again in the run that `out` holds, in that run's mode.
 
     Returns:
         0, or 1 where a section failed or one of our own backends was rejected.
     """
     from benchmarks.report import print_run
 
-    run = measure(quick)
     out = DEFAULT_OUT if out is None else out
+    earlier = json.loads(out.read_text()) if only else None
+    run = measure(quick if earlier is None else earlier["mode"] == "quick", earlier, only)
     out.parent.mkdir(parents=True, exist_ok=True)
     out.write_text(json.dumps(run, indent=1) + "\n")
     print_run(run)
@@ -139,5 +151,6 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser(description="Measure our scans beside peers and the machine's limits.")
     parser.add_argument("--full", action="store_true", help="all peers and sweeps")
     parser.add_argument("--out", type=Path, default=None, help="where the JSON goes")
+    parser.add_argument("--only", default="", help="measure this section again in the run that --out holds")
     options = parser.parse_args()
-    sys.exit(main(not options.full, options.out))
+    sys.exit(main(not options.full, options.out, options.only))

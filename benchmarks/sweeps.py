@@ -1,8 +1,9 @@
 """How time grows: with T at a constant number of tokens, with N, with P and with G.
 
 Data path: each `Shape` of a sweep is checked on a corner (first row, first and last group) against the float64 reference,
-with a cotangent that is zero elsewhere, and then timed with its copy. For the T sweep, `growth` fits log(time per sequence)
-against log T; a linear scan has exponent 1.
+with a cotangent that is zero elsewhere, and then timed with its copy. The T sweep cuts the same tokens into sequences of each
+length and times all lengths in turn, so that what else the machine does falls on all of them; `growth` fits log(time per
+sequence) against log T, and a linear scan has exponent 1.
 """
 
 from __future__ import annotations
@@ -24,10 +25,14 @@ from benchmarks.timer import interleave
 TOKENS = 65536
 
 
-def length_shapes(quick: bool, groups: int = 16, tokens: int = TOKENS) -> list[Shape]:
+# Positions at either end of a long sequence on which the T sweep checks it.
+WINDOW = 4096
+
+
+def length_shapes(quick: bool, tokens: int = TOKENS) -> list[Shape]:
     """Shapes with B T = `tokens` (nearly so for a length that is no power of two) and T from 1,024 on."""
-    lengths = (1024, 8192, 65536) if quick else (1024, 2048, 3000, 4096, 8192, 16384, 32768, 65536)
-    return [Shape(batch=tokens // length, length=length, groups=groups) for length in lengths if length <= tokens]
+    lengths = (1024, 65536) if quick else (1024, 2048, 3000, 4096, 8192, 16384, 32768, 65536)
+    return [Shape(batch=tokens // length, length=length) for length in lengths if length <= tokens]
 
 
 def size_shapes(base: Shape) -> dict[str, list[Shape]]:
@@ -55,9 +60,42 @@ def growth(points: list[dict[str, Any]], scan_pass: str) -> float:
     return float(np.polyfit(np.log(lengths), np.log(seconds), 1)[0])
 
 
-def measure_point(
-    shape: Shape, names: tuple[str, ...], *, rounds: int, budget: float, rate: float, window: int | None = None
-) -> dict[str, Any]:
+def measure_lengths(shapes: list[Shape], *, rounds: int, budget: float, rate: float) -> list[dict[str, Any]]:
+    """Times of ours at each shape, all on the same tokens and in turn."""
+    (ours,) = (peer for peer in peers() if peer.name == "shippo fused")
+    whole = replace(shapes[0], batch=1, length=max(shape.batch * shape.length for shape in shapes))
+    inputs, cotangent = make_inputs(whole)
+    points: list[dict[str, Any]] = []
+    candidates: dict[str, Candidate] = {}
+    for shape in shapes:
+        cut = {
+            name: tensor
+            if name == "drift"
+            else tensor[0, : shape.batch * shape.length].unflatten(0, (shape.batch, shape.length))
+            for name, tensor in {**inputs, "cotangent": cotangent}.items()
+        }
+        given = cut.pop("cotangent")
+        error = check_corner(ours, cut, given, WINDOW)
+        points.append({"shape": asdict(shape), "errors": {ours.name: error}, "peers": {}})
+        candidates[str(shape)] = ours.prepare(cut, given)
+    for scan_pass in PASSES:
+        copy = Stream(whole.cells, traffic(whole, scan_pass))
+        calls = {
+            name: candidate.forward if scan_pass == "forward" else candidate.both for name, candidate in candidates.items()
+        }
+        calls = {"copy": copy, **{name: call for name, call in calls.items() if call is not None}}
+        for call in calls.values():
+            call()
+        timings = interleave(calls, rounds=rounds, budget=budget)
+        bandwidth = bytes_moved(whole, scan_pass) / timings["copy"].median
+        for shape, point in zip(shapes, points):
+            limit = roof(shape, scan_pass, bandwidth, rate)
+            timing = timings[str(shape)]
+            point[scan_pass] = timing.as_dict() | {"over_roof": timing.median / limit.seconds, "active": limit.active}
+    return points
+
+
+def measure_point(shape: Shape, names: tuple[str, ...], *, rounds: int, budget: float, rate: float) -> dict[str, Any]:
     """Times of the named peers at one shape: ours first; its times stand at the top level, the others' under `peers`."""
     inputs, cotangent = make_inputs(shape)
     by_name = {peer.name: peer for peer in peers()}
@@ -65,7 +103,7 @@ def measure_point(
     point: dict[str, Any] = {"shape": asdict(shape), "errors": {}, "peers": {}}
     for name in names:
         try:
-            point["errors"][name] = check_corner(by_name[name], inputs, cotangent, window)
+            point["errors"][name] = check_corner(by_name[name], inputs, cotangent)
             chosen[name] = by_name[name].prepare(inputs, cotangent)
         except Missing as error:
             point["peers"][name] = {"status": "missing", "reason": str(error)}
@@ -94,23 +132,24 @@ def check_corner(peer: Peer, inputs: dict[str, Tensor], cotangent: Tensor, windo
     these inputs and a window of 4096, so that the reference may begin at the window.
     """
     length, groups = cotangent.shape[1], sorted({0, cotangent.shape[2] - 1})
-    if window is None or length <= 2 * window:
-        first, seen = 0, 0
-    else:
-        first, seen = length - window, length - window // 8
+    spans, seen = [(0, length)], 0
+    if window is not None and length > 2 * window:
+        spans, seen = [(0, window), (length - window, length)], length - window // 8
     masked = torch.zeros_like(cotangent)
     masked[:1, seen:, groups] = cotangent[:1, seen:, groups]
     candidate = peer.prepare(inputs, masked)
     assert candidate.both is not None
     assert peer.task is not None
-    results = {name: _corner(name, torch.tensor(as_array(got)), groups) for name, got in candidate.both().items()}
+    results = {name: torch.tensor(_corner(name, as_array(got), groups)) for name, got in candidate.both().items()}
     corner = {name: _corner(name, inputs[name], groups) for name in peer.leaves}
-    want = oracle(peer.task, _slice(corner, first, length), masked[:1, first:, groups])
-    got = _slice(results, first, length)
-    got["y"], want["y"] = got["y"][:, seen - first :], want["y"][:, seen - first :]
+    # The spans are rows of one batch for the reference; the cotangent, and with it every gradient, is zero but in the last.
+    want = oracle(peer.task, _rows(corner, spans), _rows({"": masked[:1, :, groups]}, spans)[""])
+    head = {"y": want["y"][:-1]}
+    want = {name: tensor if name == "drift" else tensor[-1:] for name, tensor in want.items()}
+    got = _rows(results, spans[-1:])
+    got["y"], want["y"] = (y[:, seen - length :] if seen else y for y in (got["y"], want["y"]))
     errors = list(check(peer.name, got, want).values())
-    if first > 0:
-        head = oracle(peer.task, _slice(corner, 0, window), torch.zeros_like(masked[:1, :window, groups]))
+    if len(spans) > 1:
         errors += check(peer.name, {"y": results["y"][:, :window]}, head).values()
     return max(errors)
 
@@ -118,10 +157,7 @@ def check_corner(peer: Peer, inputs: dict[str, Tensor], cotangent: Tensor, windo
 def measure(quick: bool, *, rounds: int, budget: float) -> dict[str, Any]:
     """All sweeps of a mode: T always; N, P, G and odd lengths, with `jax.lax.scan` beside, in full mode."""
     rate = fma_rate()
-    lengths = [
-        measure_point(shape, ("shippo fused",), rounds=rounds, budget=budget, rate=rate, window=4096 if quick else None)
-        for shape in length_shapes(quick)
-    ]
+    lengths = measure_lengths(length_shapes(quick), rounds=rounds, budget=budget, rate=rate)
     result: dict[str, Any] = {
         "threads": torch.get_num_threads(),
         "constant_tokens": lengths,
@@ -130,13 +166,17 @@ def measure(quick: bool, *, rounds: int, budget: float) -> dict[str, Any]:
     if not quick:
         names = ("shippo fused", "jax.lax.scan")
         for letter, shapes in size_shapes(Shape(batch=4)).items():
-            result[letter] = [measure_point(shape, names, rounds=rounds, budget=budget, rate=rate) for shape in shapes]
+            result[letter] = [measure_point(shape, names, rounds=rounds, budget=budget / 2, rate=rate) for shape in shapes]
     return result
 
 
-def _slice(named: dict[str, Tensor], start: int, stop: int | None) -> dict[str, Tensor]:
-    return {name: tensor if name == "drift" else tensor[:, start:stop] for name, tensor in named.items()}
+def _rows(named: dict[str, Tensor], spans: list[tuple[int, int]]) -> dict[str, Tensor]:
+    """Each span of positions as a row of its own."""
+    return {
+        name: tensor if name == "drift" else torch.cat([tensor[:, start:stop] for start, stop in spans])
+        for name, tensor in named.items()
+    }
 
 
-def _corner(name: str, tensor: Tensor, groups: list[int]) -> Tensor:
-    return tensor[groups] if name == "drift" else tensor[:1, :, groups]
+def _corner(name: str, array: Any, groups: list[int]) -> Any:
+    return array[groups] if name == "drift" else array[:1, :, groups]

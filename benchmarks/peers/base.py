@@ -84,7 +84,7 @@ def torch_candidate(
         cotangent: shape of y.
     """
     plain = {name: inputs[name] for name in leaves}
-    recorded = {name: inputs[name].detach().clone().requires_grad_() for name in leaves}
+    recorded = {name: inputs[name].detach().requires_grad_() for name in leaves}
 
     def forward() -> Tensor:
         with torch.no_grad():

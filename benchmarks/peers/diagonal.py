@@ -6,10 +6,13 @@ is shared by all groups once groups are laid along its batch; Mamba-2 has one de
 
 from __future__ import annotations
 
+import functools
 import importlib.util
 import logging
+import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import torch
@@ -183,11 +186,25 @@ def _vllm(inputs: Mapping[str, Tensor], cotangent: Tensor) -> Candidate:
     return Candidate(forward=forward)
 
 
+@functools.cache
+def _selective_scan_ref() -> Callable[..., Tensor]:
+    """The package's loop: plain PyTorch, in a module that begins by importing the GPU kernels it stands beside.
+
+    The package is forgotten afterwards: where transformers can import it, it takes those kernels for its own slow path.
+    """
+    sys.modules["selective_scan_cuda"] = ModuleType("selective_scan_cuda")
+    try:
+        return require(
+            "mamba_ssm.ops.selective_scan_interface",
+            "pip install triton einops, then MAMBA_SKIP_CUDA_BUILD=TRUE pip install --no-deps --no-build-isolation mamba_ssm",
+        ).selective_scan_ref
+    finally:
+        for name in [name for name in sys.modules if name.split(".")[0] in ("mamba_ssm", "selective_scan_cuda")]:
+            del sys.modules[name]
+
+
 def _mamba_ssm(inputs: Mapping[str, Tensor], cotangent: Tensor) -> Candidate:
-    module = require(
-        "mamba_ssm.ops.selective_scan_interface",
-        "it has no wheel (MAMBA_FORCE_BUILD=TRUE MAMBA_SKIP_CUDA_BUILD=TRUE builds one) and imports Triton",
-    )
+    scan = _selective_scan_ref()
 
     def solve(leaves: Mapping[str, Tensor]) -> Tensor:
         batch, length, groups, width = leaves["value"].shape
@@ -197,7 +214,7 @@ def _mamba_ssm(inputs: Mapping[str, Tensor], cotangent: Tensor) -> Candidate:
 
         step = fold(leaves["step"].unsqueeze(-1).expand(batch, length, groups, width))
         decay = leaves["drift"][0].expand(width, -1)
-        y = module.selective_scan_ref(fold(leaves["value"]), step, decay, fold(leaves["write"]), fold(leaves["read"]))
+        y = scan(fold(leaves["value"]), step, decay, fold(leaves["write"]), fold(leaves["read"]))
         return y.unflatten(0, (batch, groups)).permute(0, 3, 1, 2)
 
     return torch_candidate(solve, inputs, _LEAVES, cotangent)

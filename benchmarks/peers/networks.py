@@ -55,7 +55,7 @@ def _candidate(run: Callable[[nn.Module, Tensor], Tensor], model: nn.Module, x: 
 
 
 def _peer(name: str, how: str, prepare: Callable[[Mapping[str, Tensor], Tensor], Candidate]) -> Peer:
-    return Peer(name=name, kind="other model", how=how, cannot="another model", leaves=(), prepare=prepare)
+    return Peer(name=name, kind="other model", how=how, cannot="another model", leaves=(), prepare=prepare, quick=False)
 
 
 NETWORK_PEERS = (

@@ -90,6 +90,7 @@ TORCH_PEERS = (
         how="autograd, x[:, t]: what a user writes first",
         task=same_recurrence,
         prepare=_prepare(_loop),
+        quick=False,
     ),
     Peer(
         name="PyTorch loop, unbind",

@@ -33,7 +33,7 @@ __all__ = ["build_backward", "build_forward", "padded_order"]
 
 
 # Positions between a prefetch and its use.
-PREFETCH = 4
+PREFETCH = 2
 
 
 def padded_order(dtype: str, order: int) -> int:
