@@ -46,7 +46,6 @@ def plan(quick: bool) -> list[tuple[str, str, int, dict[str, Any]]]:
         ("scan", "scan", 2, {"shape": shape, "quick": quick, **effort}),
         ("scan_one_thread", "scan", 1, {"shape": shape, "quick": True, "names": alone, **effort}),
         ("expm", "expm", 2, effort),
-        ("sweeps", "sweeps", 2, {"quick": quick, **effort, "budget": 2.0 if quick else 5.0}),
         *(("memory", "memory", 2, {"shape": shape, "name": name}) for name in remembered),
         ("training", "training", 2, {"names": models, "batch": 16, "length": 512, **steps}),
         ("decoding", "decoding", 2, {"contexts": contexts, **effort, "budget": 0.5 if quick else 5.0}),
@@ -54,6 +53,7 @@ def plan(quick: bool) -> list[tuple[str, str, int, dict[str, Any]]]:
     if not quick:
         odd = asdict(Shape(length=500))
         work += [
+            ("sweeps", "sweeps", 2, effort),
             ("scan_odd_length", "scan", 2, {"shape": odd, "quick": True, **effort}),
             ("expm_one_thread", "expm", 1, effort),
             ("decoding_batch_16", "decoding", 2, {"contexts": contexts[:2], "batch": 16, **effort}),

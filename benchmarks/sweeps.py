@@ -29,9 +29,9 @@ TOKENS = 65536
 WINDOW = 4096
 
 
-def length_shapes(quick: bool, tokens: int = TOKENS) -> list[Shape]:
+def length_shapes(tokens: int = TOKENS) -> list[Shape]:
     """Shapes with B T = `tokens` (nearly so for a length that is no power of two) and T from 1,024 on."""
-    lengths = (1024, 65536) if quick else (1024, 2048, 3000, 4096, 8192, 16384, 32768, 65536)
+    lengths = (1024, 2048, 3000, 4096, 8192, 16384, 32768, 65536)
     return [Shape(batch=tokens // length, length=length) for length in lengths if length <= tokens]
 
 
@@ -154,19 +154,18 @@ def check_corner(peer: Peer, inputs: dict[str, Tensor], cotangent: Tensor, windo
     return max(errors)
 
 
-def measure(quick: bool, *, rounds: int, budget: float) -> dict[str, Any]:
-    """All sweeps of a mode: T always; N, P, G and odd lengths, with `jax.lax.scan` beside, in full mode."""
+def measure(*, rounds: int, budget: float) -> dict[str, Any]:
+    """All sweeps: T, then N, P, G and odd lengths with `jax.lax.scan` beside."""
     rate = fma_rate()
-    lengths = measure_lengths(length_shapes(quick), rounds=rounds, budget=budget, rate=rate)
+    lengths = measure_lengths(length_shapes(), rounds=rounds, budget=budget, rate=rate)
     result: dict[str, Any] = {
         "threads": torch.get_num_threads(),
         "constant_tokens": lengths,
         "exponent": {scan_pass: growth(lengths, scan_pass) for scan_pass in PASSES},
     }
-    if not quick:
-        names = ("shippo fused", "jax.lax.scan")
-        for letter, shapes in size_shapes(Shape(batch=4)).items():
-            result[letter] = [measure_point(shape, names, rounds=rounds, budget=budget / 2, rate=rate) for shape in shapes]
+    names = ("shippo fused", "jax.lax.scan")
+    for letter, shapes in size_shapes(Shape(batch=4)).items():
+        result[letter] = [measure_point(shape, names, rounds=rounds, budget=budget / 2, rate=rate) for shape in shapes]
     return result
 
 

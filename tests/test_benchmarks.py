@@ -272,12 +272,11 @@ class TestSweeps:
         assert sweeps.growth(points, "forward") == pytest.approx(exponent)
 
     def test_shapes_keep_the_tokens_and_reach_the_end(self):
-        for quick in (True, False):
-            shapes = sweeps.length_shapes(quick)
-            assert shapes[0].length == 1024
-            assert shapes[-1].length == 65536
-            assert all(0.95 < shape.batch * shape.length / sweeps.TOKENS <= 1 for shape in shapes)
-        assert any(shape.length & (shape.length - 1) for shape in sweeps.length_shapes(False))
+        shapes = sweeps.length_shapes()
+        assert shapes[0].length == 1024
+        assert shapes[-1].length == 65536
+        assert all(0.95 < shape.batch * shape.length / sweeps.TOKENS <= 1 for shape in shapes)
+        assert any(shape.length & (shape.length - 1) for shape in shapes)
 
     @pytest.mark.parametrize("window", [None, 96])
     def test_a_corner_that_is_wrong_late_is_seen(self, window):
@@ -455,7 +454,8 @@ class TestRun:
     def test_plan_covers_every_section_in_both_modes(self):
         for quick in (True, False):
             sections = {section for _, section, _, _ in run.plan(quick)}
-            assert {"scan", "sweeps", "expm", "memory", "training", "decoding"} <= sections
+            assert {"scan", "expm", "memory", "training", "decoding"} <= sections
+            assert ("sweeps" in sections) is not quick
         threads = {threads for _, section, threads, _ in run.plan(True) if section == "scan"}
         assert threads == {1, 2}
 
@@ -471,7 +471,7 @@ class TestRun:
         assert run.main(True, out) == 1
 
     def test_a_section_is_measured_again_and_the_others_stay(self, monkeypatch, tmp_path):
-        whole = made_up_run() | {"again": {}}
+        whole = made_up_run() | {"mode": "full", "again": {}}
         fresh = copy.deepcopy(whole["sections"]["sweeps"]) | {"exponent": {"forward": 0.5, "both": 0.5}}
         monkeypatch.setattr(run, "spawn", lambda section, threads, arguments: fresh)
         out = tmp_path / "bench.json"

@@ -225,7 +225,7 @@ def verify(
 
 @app.command(rich_help_panel=CHECK)
 def bench(
-    full: Annotated[bool, typer.Option("--full", help="All peers and sweeps: most of an hour instead of two minutes.")] = False,
+    full: Annotated[bool, typer.Option("--full", help="All peers and sweeps: half an hour instead of two minutes.")] = False,
     out: Annotated[Path | None, typer.Option(help="Write the measurements as JSON.")] = None,
 ) -> None:
     """Measure our scans beside peers and the machine's limits; needs a source checkout.
