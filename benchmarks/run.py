@@ -48,7 +48,7 @@ def plan(quick: bool) -> list[tuple[str, str, int, dict[str, Any]]]:
         ("expm", "expm", 2, effort),
         *(("memory", "memory", 2, {"shape": shape, "name": name}) for name in remembered),
         ("training", "training", 2, {"names": models, "batch": 16, "length": 512, **steps}),
-        ("decoding", "decoding", 2, {"contexts": contexts, **effort, "budget": 0.5 if quick else 5.0}),
+        ("decoding", "decoding", 2, {"contexts": contexts, **effort}),
     ]
     if not quick:
         odd = asdict(Shape(length=500))
@@ -57,9 +57,8 @@ def plan(quick: bool) -> list[tuple[str, str, int, dict[str, Any]]]:
             ("scan_odd_length", "scan", 2, {"shape": odd, "quick": True, **effort}),
             ("expm_one_thread", "expm", 1, effort),
             ("decoding_batch_16", "decoding", 2, {"contexts": contexts[:2], "batch": 16, **effort}),
+            ("projection", "projection", 2, {}),
         ]
-        if (ROOT / "benchmarks" / "projection.py").exists():
-            work.append(("projection", "projection", 2, {}))
     return work
 
 

@@ -23,8 +23,6 @@ from benchmarks.roof import PASSES, bytes_moved, roof, traffic
 from benchmarks.timer import interleave
 
 TOKENS = 65536
-
-
 # Positions at either end of a long sequence on which the T sweep checks it.
 WINDOW = 4096
 

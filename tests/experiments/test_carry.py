@@ -37,7 +37,7 @@ def inputs(length=9, rank=4):
     return [torch.randn(shape, generator=rng) * scale for shape, scale in zip(shapes, (1.0, 0.25, 1.0, 1.0, 0.02))]
 
 
-def compare_gradients(ours, exact, state, expected):
+def assert_state_and_gradients(ours, exact, state, expected):
     torch.testing.assert_close(state.double(), expected, rtol=1e-5, atol=1e-4)
     cotangent = torch.randn(state.shape, generator=torch.Generator().manual_seed(1))
     found = torch.autograd.grad(state, ours, cotangent)
@@ -54,7 +54,7 @@ def test_learned_states_and_gradients(length):
     exact = [tensor.double().requires_grad_() for tensor in (front, write, generators)]
     state = carry(signal, ours[0], ours[1], coef, ours[2], frame=new_frame(signal).fill_(torch.nan))
     expected, _ = dense(signal.double(), exact[0], exact[1], combine(coef.double(), exact[2]), degree=2)
-    compare_gradients(ours, exact, state, expected)
+    assert_state_and_gradients(ours, exact, state, expected)
 
 
 def test_given_frames_states_and_gradients():
@@ -66,7 +66,7 @@ def test_given_frames_states_and_gradients():
     state = turn(signal, ours[0], ours[1], frame)
     expected, frames = dense(signal.double(), exact[0], exact[1], combine(coef.double(), generators.double() * 0.1))
     torch.testing.assert_close(frame.double(), frames, rtol=0, atol=1e-5)
-    compare_gradients(ours, exact, state, expected)
+    assert_state_and_gradients(ours, exact, state, expected)
 
 
 @pytest.mark.parametrize("keep", [True, False])
