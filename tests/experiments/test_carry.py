@@ -13,15 +13,21 @@ from shippo_ssm.scan import block_affine_scan
 from shippo_ssm.tasks.paired import stream
 
 
-def dense(signal, front, write, generator, degree=None):
-    """H_T and the frames by matrix products, with exp (or its Taylor polynomial of `degree`) in double precision."""
+def dense(signal, front, write, generator, degree=None, near=None):
+    """H_T and the frames by matrix products, with exp in double precision.
+
+    With `degree` exp is its Taylor polynomial, of one degree less before the last `near` positions.
+    """
+    length = signal.shape[1]
     eye = torch.eye(signal.shape[-1], dtype=torch.float64).expand(signal.shape[0], -1, -1)
     value = (signal @ front).unflatten(-1, (-1, signal.shape[-1]))
     state, frames = torch.zeros(1, dtype=torch.float64), [eye]
     for t in range(signal.shape[1] - 1, -1, -1):
         state = state + write[:, t] @ value[:, t] @ frames[-1]
         step = generator[:, t]
-        right = eye + step + step @ step / 2 if degree == 2 else torch.linalg.matrix_exp(step)
+        right = torch.linalg.matrix_exp(step) if degree is None else eye
+        for power in range(0 if degree is None else degree - (near is not None and t < length - near), 0, -1):
+            right = eye + step @ right / power
         frames.append(right @ frames[-1])
     return state, torch.stack(frames[-2::-1], 1)
 
@@ -47,13 +53,13 @@ def assert_state_and_gradients(ours, exact, state, expected):
         torch.testing.assert_close(a.double(), b, rtol=1e-4, atol=1e-4 * b.abs().max().item())
 
 
-@pytest.mark.parametrize("length", [1, 9, 16, 35])
-def test_learned_states_and_gradients(length):
+@pytest.mark.parametrize(("length", "near"), [(1, None), (9, None), (16, 5), (35, None), (35, 18), (35, 0)])
+def test_learned_states_and_gradients(length, near):
     signal, front, write, coef, generators = inputs(length)
     ours = [tensor.clone().requires_grad_() for tensor in (front, write, generators)]
     exact = [tensor.double().requires_grad_() for tensor in (front, write, generators)]
-    state = carry(signal, ours[0], ours[1], coef, ours[2], frame=new_frame(signal).fill_(torch.nan))
-    expected, _ = dense(signal.double(), exact[0], exact[1], combine(coef.double(), exact[2]), degree=2)
+    state = carry(signal, ours[0], ours[1], coef, ours[2], near=near, frame=new_frame(signal).fill_(torch.nan))
+    expected, _ = dense(signal.double(), exact[0], exact[1], combine(coef.double(), exact[2]), degree=2, near=near)
     assert_state_and_gradients(ours, exact, state, expected)
 
 
@@ -139,7 +145,20 @@ def test_loss_has_the_gradient_of_each_seed(right):
         torch.testing.assert_close(found[s], weights[s] * grad[0])
 
 
-def test_targets_are_the_tasks_answers():
-    model = Projection(ProjectionConfig(length=64, batch=4, eval_batches=1), (0,))
+def test_far_positions_of_exact_states_have_one_degree_less():
+    signal, front, write, coef, generators = inputs(20)
+    frame = new_frame(signal).fill_(torch.nan)
+    state = carry_exactly(signal, write, coef, generators, front=front, near=7, frame=frame)
+    steps = combine(coef.double(), generators.double())
+    expected, frames = dense(signal.double(), front.double(), write.double(), steps, degree=3, near=7)
+    torch.testing.assert_close(frame.double(), frames, rtol=0, atol=1e-5)
+    torch.testing.assert_close(state.double(), expected, rtol=1e-5, atol=1e-4)
+
+
+@pytest.mark.parametrize("length", [64, 256])
+def test_targets_are_the_tasks_answers(length):
+    model = Projection(ProjectionConfig(length=length, batch=4, eval_batches=1), (0,))
+    # The long sequences reach beyond what the left operator keeps.
+    assert (model.near < length) == (length == 256)
     sequences = model.task.draw(stream(5, 0), 4)
     torch.testing.assert_close(model.prepare(sequences).target, model.task.answer(sequences), rtol=0, atol=2e-6)

@@ -2,6 +2,7 @@
 
 import json
 import os
+import platform
 import signal
 import subprocess
 import sys
@@ -152,3 +153,22 @@ def test_results_are_json_that_keeps_every_bit(tmp_path):
     result = run(small(), out=tmp_path, jobs=1, only=("oracle",), display=Display())
     again = json.loads((tmp_path / "result.json").read_text())["rows"][0]["metrics"]["nmse"]
     assert again == result.rows["oracle"].metrics["nmse"]
+
+
+REUSE = """
+import resource, torch
+from shippo_ssm.experiments._memory import keep_freed_memory
+print(keep_freed_memory())
+for _ in range(4):
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+    torch.ones(1 << 25)
+print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
+"""
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="other C libraries have no mallopt")
+def test_workers_reuse_freed_memory():
+    known, faults = subprocess.run([sys.executable, "-c", REUSE], capture_output=True, text=True, check=True).stdout.split()
+    assert known == "True"
+    # 128 MiB are 32,768 pages; none of them is new.
+    assert int(faults) < 100

@@ -5,12 +5,14 @@ S_t = exp(M_{t+1}) .. exp(M_T) [d, d]:
 
     moved_t = (f_t^T E) S_t [r, d],        S_{t-1} = exp(M_t) S_t = S_t + M_t (S_t + M_t (S_t + ..) / 2)
 
-by Horner's rule on the frame itself, one product per degree. M_t and the values f_t^T E are built where they are used
-and never written to memory. Backward at degree two, positions from the first to the last, everything transposed so that
-each product is a plain row-major one: with the adjoint C = (dLoss / dS_{t-1})^T, Q = C + C M_t / 2 and dmoved_t =
-write_t^T dstate,
+by Horner's rule on the frame itself, one product per degree; positions before the last `near` have one degree less. M_t
+and the values f_t^T E are built where they are used and never written to memory. Backward, positions from the first to the
+last, everything transposed so that each product is a plain row-major one: at degree two, with the adjoint
+C = (dLoss / dS_{t-1})^T, Q = C + C M_t / 2 and dmoved_t = write_t^T dstate,
 
-    dM_t^T = S_t Q + (M_t S_t / 2) C,     (dLoss / dS_t)^T = C + Q M_t + dmoved_t^T value_t,     dvalue_t = dmoved_t S_t^T.
+    dM_t^T = S_t Q + (M_t S_t / 2) C,     (dLoss / dS_t)^T = C + Q M_t + dmoved_t^T value_t,     dvalue_t = dmoved_t S_t^T;
+
+at degree one Q = C and dM_t^T = S_t C.
 
 dG_k^T = sum_t coef_{t,k} dM_t^T and dE = sum_t f_t dvalue_t are products over `BLOCK` positions at a time: what they are
 added to is then read and written once for all of them. Frames are the only large thing kept between the passes; they
@@ -205,10 +207,10 @@ def build_forward(width: int, rank: int, front: bool, count: int, dense: int, de
     size, rows, chunk, stride = width * width, min(rank, ROWS), CHUNK * LANES, ROWS * width
     turn, combine, fetch = _turn(width, rows), _combine(size, dense), _fetch(size)
     apply = _product(rank * width, width, rows=1)
-    # Horner's rule from the inside: 1 / degree, .., 1 / 2, 1. Degrees two and three are in use.
+    # Horner's rule from the inside: 1 / degree, .., 1 / 2, 1. Degrees one to three are in use.
     inmost, inner, outer = (_horner(width, scale) for scale in (1 / 3, 1 / 2, 1.0))
 
-    def forward(signal, maps, coef, generators, moved, frame, length, apart, start, stop):
+    def forward(signal, maps, coef, generators, moved, frame, length, near, apart, start, stop):
         step, value = np.empty(size, np.float32), np.empty(rank * width, np.float32)
         deep, deeper = np.empty(size, np.float32), np.empty(size, np.float32)
         frames = frame if keep else np.empty(2 * size, np.float32)
@@ -243,16 +245,20 @@ def build_forward(width: int, rank: int, front: bool, count: int, dense: int, de
                     combine(coef, (base + t) * count, generators, i, step, i)
                 for k in range(dense, count):
                     step[places[k]] += coef[(base + t) * count + k] * generators[k * size + places[k]]
-                if degree == 3:
+                own = degree if t >= length - near else degree - 1
+                if own == 3:
                     for i in range(0, size, stride):
                         inmost(frames, s + i, step, i, frames, s, deeper, i)
                     for i in range(0, size, stride):
                         inner(frames, s + i, step, i, deeper, 0, deep, i)
-                else:
+                elif own == 2:
                     for i in range(0, size, stride):
                         inner(frames, s + i, step, i, frames, s, deep, i)
                 for i in range(0, size, stride):
-                    outer(frames, s + i, step, i, deep, 0, frames, before + i)
+                    if own == 1:
+                        outer(frames, s + i, step, i, frames, s, frames, before + i)
+                    else:
+                        outer(frames, s + i, step, i, deep, 0, frames, before + i)
 
     return forward
 
@@ -266,10 +272,10 @@ def build_backward(width: int, rank: int, order: int, count: int, learned: bool)
     padded = -(-count // ROWS) * ROWS
     apply, unwrite, turn_back = _product(wide, width, rows=1), _product(width, order), _turn_back(width, rank)
     combine, fetch, half, inner = _combine(size, count), _fetch(size), _product(width, width, scale=0.5), _horner(width, 0.5)
-    pair, advance = _pair(width), _advance(width, rank)
+    product, pair, advance = _product(width, width), _pair(width), _advance(width, rank)
     spread_front, spread = _spread(wide, width), _spread(size, padded)
 
-    def backward(signal, maps, write, coef, generators, frame, dstate, dmaps, dgenerators, length, apart, start, stop):
+    def backward(signal, maps, write, coef, generators, frame, dstate, dmaps, dgenerators, length, near, apart, start, stop):
         step, adjoint = np.empty(size, np.float32), np.empty(size, np.float32)
         shifted, moving = np.empty(size, np.float32), np.empty(size, np.float32)
         value, dmoved = np.empty(wide, np.float32), np.empty(wide, np.float32)
@@ -298,13 +304,18 @@ def build_backward(width: int, rank: int, order: int, count: int, learned: bool)
                 for c in range(width):
                     signals[slot * width + c] = signal[(base + t) * width + c]
                 if learned:
-                    if t > 0:
+                    if 0 < t < length - near:
+                        shifted[:] = adjoint
+                        for i in range(0, size, stride):
+                            product(frame, s + i, adjoint, 0, dsteps, slot * size + i)
+                    elif t > 0:
                         for i in range(0, size, stride):
                             inner(adjoint, i, adjoint, i, step, 0, shifted, i)
                         for i in range(0, size, stride):
                             half(step, i, frame, s, moving, i)
                         for i in range(0, size, stride):
                             pair(frame, s + i, shifted, 0, moving, i, adjoint, 0, dsteps, slot * size + i)
+                    if t > 0:
                         for k in range(count):
                             weights[slot * padded + k] = coef[(base + t) * count + k]
                     apply(signal, (base + t) * width, maps, 0, value, 0)

@@ -8,7 +8,8 @@ H_t = L H_{t-1} R_t + sum_j b_j x_{t,j}^T is
 so the only sequential part is the product of right actions R_t = exp(M_t), a chain of small matrices; everything else is
 a matrix product over all positions. Generators of the projection task are small (spectral norm about 0.04), so exp is its
 Taylor polynomial: degree three where data are made (the first omitted term is about 1e-7 of a step) and degree two
-where a model trains (1e-5 of a step, 1e-9 in NMSE).
+where a model trains (1e-5 of a step, 1e-9 in NMSE). Far from the end, where little of a source is left, one degree less
+loses no more: that is what `near`, the number of last positions with the full degree, is for.
 """
 
 from __future__ import annotations
@@ -25,13 +26,14 @@ TRAIN_DEGREE, EXACT_DEGREE = 2, 3
 ROWS = 4
 
 
-def _run(builder: Any, tensors: tuple[Tensor | None, ...], signal: Tensor, **constants: Any) -> None:
+def _run(builder: Any, tensors: tuple[Tensor | None, ...], signal: Tensor, near: int | None, **constants: Any) -> None:
     """Call a kernel on flat arrays (empty ones for None), one work item per sequence."""
-    kernel = jit(builder, f"void({'float32[::1], ' * len(tensors)}int64, int64, int64, int64)", **constants)
+    kernel = jit(builder, f"void({'float32[::1], ' * len(tensors)}{', '.join(['int64'] * 5)})", **constants)
     empty = torch.empty(0)
     arrays = [(empty if tensor is None else tensor).detach().contiguous().view(-1).numpy() for tensor in tensors]
     n, length, width = signal.shape
-    parallel_for(n, lambda start, stop: kernel(*arrays, length, n * width, start, stop))
+    near = length if near is None else near
+    parallel_for(n, lambda start, stop: kernel(*arrays, length, near, n * width, start, stop))
 
 
 def num_dense(generators: Tensor) -> int:
@@ -46,7 +48,13 @@ def num_dense(generators: Tensor) -> int:
 
 
 def _forward(
-    signal: Tensor, front: Tensor | None, coef: Tensor | None, generators: Tensor | None, degree: int, frame: Tensor | None
+    signal: Tensor,
+    front: Tensor | None,
+    coef: Tensor | None,
+    generators: Tensor | None,
+    degree: int,
+    frame: Tensor | None,
+    near: int | None,
 ) -> Tensor:
     """z [T, r, n, d]: positions first, so that the sum over them is one product."""
     from shippo_ssm.experiments._carry_kernels import build_forward
@@ -59,7 +67,7 @@ def _forward(
     dense = num_dense(generators) if generators is not None and degree == EXACT_DEGREE else count
     constants = {"width": width, "rank": rank, "front": front is not None, "count": count, "dense": dense}
     tensors = (signal, front, coef, generators, moved, frame)
-    _run(build_forward, tensors, signal, **constants, degree=degree, keep=frame is not None)
+    _run(build_forward, tensors, signal, near, **constants, degree=degree, keep=frame is not None)
     return moved
 
 
@@ -72,9 +80,17 @@ def sum_sources(write: Tensor, moved: Tensor) -> Tensor:
 class _FinalState(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, signal: Tensor, front: Tensor, write: Tensor, frame: Tensor, coef: Tensor | None, generators: Tensor | None
+        ctx: Any,
+        signal: Tensor,
+        front: Tensor,
+        write: Tensor,
+        frame: Tensor,
+        coef: Tensor | None,
+        generators: Tensor | None,
+        near: int | None,
     ) -> Tensor:
-        moved = _forward(signal, front, coef, generators, 0 if generators is None else TRAIN_DEGREE, frame)
+        moved = _forward(signal, front, coef, generators, 0 if generators is None else TRAIN_DEGREE, frame, near)
+        ctx.near = near
         ctx.save_for_backward(signal, front, write, frame, coef, generators, moved)
         return sum_sources(write, moved)
 
@@ -89,10 +105,10 @@ class _FinalState(torch.autograd.Function):
         dfront = torch.empty(n, *front.shape)
         turned = torch.empty(n, -(-count // ROWS) * ROWS, width, width)
         tensors = (signal, front, write.permute(1, 2, 0), coef, generators, frame, grads[0], dfront, turned)
-        _run(build_backward, tensors, signal, width=width, rank=rank, order=order, count=count, learned=learned)
+        _run(build_backward, tensors, signal, ctx.near, width=width, rank=rank, order=order, count=count, learned=learned)
         dwrite = grads[0].transpose(0, 1).flatten(1) @ moved.flatten(0, 1).flatten(1).mT
         dgenerators = turned.sum(0)[:count].mT if learned else None
-        return None, dfront.sum(0), dwrite.view(order, length, rank), None, None, dgenerators
+        return None, dfront.sum(0), dwrite.view(order, length, rank), None, None, dgenerators, None
 
 
 def check(
@@ -134,7 +150,14 @@ def new_frame(signal: Tensor) -> Tensor:
 
 
 def carry(
-    signal: Tensor, front: Tensor, write: Tensor, coef: Tensor, generators: Tensor, *, frame: Tensor | None = None
+    signal: Tensor,
+    front: Tensor,
+    write: Tensor,
+    coef: Tensor,
+    generators: Tensor,
+    *,
+    near: int | None = None,
+    frame: Tensor | None = None,
 ) -> Tensor:
     """H_T with R_t = exp(M_t), M_t = sum_k coef_{t,k} G_k, exp to second order; gradients in E, write and G.
 
@@ -144,6 +167,7 @@ def carry(
         write: [N, T, r].
         coef: [n, T, K]; the first position acts on nothing.
         generators: G [K, d, d].
+        near: last positions where exp is of second order; it is of first order before them. All positions by default.
         frame: memory for the frames, from `new_frame`; it must not change before the gradient is taken. New memory by
             default, which the system has to find at every call.
 
@@ -158,14 +182,14 @@ def carry(
     check(signal, write, front, coef, generators)
     frame = new_frame(signal) if frame is None else frame
     check_frame(signal, frame)
-    return _FinalState.apply(signal, front, write, frame, coef, generators)  # pyright: ignore[reportReturnType]
+    return _FinalState.apply(signal, front, write, frame, coef, generators, near)  # pyright: ignore[reportReturnType]
 
 
 def turn(signal: Tensor, front: Tensor, write: Tensor, frame: Tensor) -> Tensor:
     """H_T by frames that `carry_exactly` left; gradients in E and write. Arguments as in `carry`."""
     check(signal, write, front)
     check_frame(signal, frame)
-    return _FinalState.apply(signal, front, write, frame, None, None)  # pyright: ignore[reportReturnType]
+    return _FinalState.apply(signal, front, write, frame, None, None, None)  # pyright: ignore[reportReturnType]
 
 
 @torch.no_grad()
@@ -176,9 +200,12 @@ def carry_exactly(
     generators: Tensor,
     *,
     front: Tensor | None = None,
+    near: int | None = None,
     frame: Tensor | None = None,
 ) -> Tensor:
-    """H_T to third order, without gradients, for data and evaluation. Arguments as in `carry`.
+    """H_T to third order (second before the last `near` positions), without gradients, for data and evaluation.
+
+    Arguments as in `carry`.
 
     Without `front` the signal itself is carried, and r is one. Frames S_t = R_{t+1} .. R_T are left in `frame` [n, T, d, d]
     where that is given.
@@ -186,4 +213,4 @@ def carry_exactly(
     check(signal, write, front, coef, generators)
     if frame is not None:
         check_frame(signal, frame)
-    return sum_sources(write, _forward(signal, front, coef, generators, EXACT_DEGREE, frame))
+    return sum_sources(write, _forward(signal, front, coef, generators, EXACT_DEGREE, frame, near))

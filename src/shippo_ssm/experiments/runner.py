@@ -25,6 +25,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+from shippo_ssm.experiments._memory import keep_freed_memory
 from shippo_ssm.experiments.core import Experiment, Progress, Result, RowResult, Session
 from shippo_ssm.experiments.progress import Display, make_display
 from shippo_ssm.experiments.store import as_json, default_folder, read_json, versions, write_json
@@ -78,6 +79,7 @@ def _work(name: str, units: list[Unit], folder: Path, threads: int, tasks, event
     # Ctrl-C reaches the whole process group; only the parent answers it, and ends its workers.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     torch.set_num_threads(threads)
+    keep_freed_memory()
     from shippo_ssm.experiments import get
 
     experiment = get(name)
