@@ -196,6 +196,9 @@ class Emitter:
     def add(self, a: Any, b: Any) -> Any:
         return self.builder.fadd(a, b)
 
+    def sub(self, a: Any, b: Any) -> Any:
+        return self.builder.fsub(a, b)
+
     def mul(self, a: Any, b: Any) -> Any:
         return self.builder.fmul(a, b)
 

@@ -49,7 +49,7 @@ def test_a_result_says_where_it_comes_from(tmp_path):
 
 
 def test_seeds_cut_into_units_give_the_rows_of_a_stack(tmp_path):
-    assert [unit.seeds for unit in cut(paired.rows()[:1], 2)] == [(0, 1), (2, 3), (4,)]
+    assert [unit.seeds for unit in cut(paired.rows()[:1], small(stack=2))] == [(0, 1), (2, 3), (4,)]
     together = run(small(), out=tmp_path / "a", jobs=1, only=CHOSEN, display=Display())
     apart = run(small(stack=1), out=tmp_path / "b", jobs=1, only=CHOSEN, display=Display())
     for name, row in together.rows.items():
@@ -126,13 +126,13 @@ def test_workers_killed_at_any_moment_leave_a_run_that_resumes(tmp_path):
 
 
 def test_time_left_counts_units_that_have_not_begun():
-    units = [Unit(i, paired.PairedConfig(steps=100), (0,)) for i in range(4)]
+    units = [Unit(i, paired.PairedConfig(steps=100), (0,), cost=2.0 if i == 3 else 1.0) for i in range(4)]
     estimate = Estimate(units, {1, 2, 3}, jobs=2)
     assert estimate.seconds() is None
     estimate.update(Progress(1, 10, 100, {}), now=0.0)
     estimate.update(Progress(1, 60, 100, {}), now=5.0)
-    # 0.1 s a step: 40 steps left here, 200 to come, two at a time.
-    assert estimate.seconds() == pytest.approx(12.0)
+    # 0.1 s a step: 40 steps left here, 100 as fast and 100 half as fast to come, two at a time.
+    assert estimate.seconds() == pytest.approx(17.0)
     assert [clock(5), clock(65), clock(3725)] == ["0:05", "1:05", "1:02:05"]
 
 
@@ -159,9 +159,9 @@ REUSE = """
 import resource, torch
 from shippo_ssm.experiments._memory import keep_freed_memory
 print(keep_freed_memory())
-for _ in range(4):
-    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
-    torch.ones(1 << 25)
+torch.ones(1 << 26)
+before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+torch.ones(1 << 25)
 print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
 """
 

@@ -171,10 +171,11 @@ def test_a_wiped_memory_leaves_exact_zeros():
 
 def test_gradcheck():
     tensors = operands(batch=1, length=5, groups=2, dtype=torch.float64)
-    leaves = [tensor.requires_grad_() for tensor in (*tensors, torch.randn(1, 2, 6, 4, dtype=torch.float64))]
+    unread = torch.randn_like(tensors[0])
+    leaves = [tensor.requires_grad_() for tensor in (*tensors, torch.randn(1, 2, 6, 4, dtype=torch.float64), unread)]
 
     def scan(*given):
-        return fused.transport_scan(*given[:6], initial_state=given[6], output_final_state=True)
+        return fused.transport_scan(*given[:6], initial_state=given[6], unread=given[7], output_final_state=True)
 
     assert torch.autograd.gradcheck(scan, leaves, fast_mode=True)
 
@@ -191,7 +192,7 @@ def test_a_cotangent_on_one_output_alone():
 
 def test_gradients_without_kept_states_are_the_same():
     value, write, *rest = operands()
-    tensors = (value.unsqueeze(-2), write.unsqueeze(-2), *rest, None, None)
+    tensors = (value.unsqueeze(-2), write.unsqueeze(-2), *rest, None, None, None)
     y, _, kept = fused._scan(*tensors, True)
     again, _, none = fused._scan(*tensors, False)
     assert torch.equal(y, again)
@@ -208,7 +209,7 @@ def test_opcheck(packed):
     value, write, *rest = operands(batch=1 if packed else 2, length=5, dtype=torch.float64)
     cu_seqlens = torch.tensor([0, 2, 5]) if packed else None
     initial_state = torch.randn(2, 3, 6, 4, dtype=torch.float64)
-    tensors = (value.unsqueeze(-2), write.unsqueeze(-2), *rest, initial_state)
+    tensors = (value.unsqueeze(-2), write.unsqueeze(-2), *rest, initial_state, torch.randn_like(value.unsqueeze(-2)))
     leaves = [tensor.detach().requires_grad_() for tensor in tensors]
     torch.library.opcheck(fused._scan, (*leaves, cu_seqlens, True))
     y, final_state, kept = fused._scan(*tensors, cu_seqlens, True)

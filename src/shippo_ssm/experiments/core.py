@@ -165,6 +165,8 @@ class Experiment:
     """Row name -> verdict, for the rows that are there."""
     stack: int = 64
     """At most this many seeds of a row train together in one unit."""
+    cost: Callable[[Any], float] = lambda config: 1.0
+    """Time of a row's step beside that of the others: the slowest rows begin first, so that workers end together."""
     figure: Callable[[Result, Path], None] | None = None
 
     @property

@@ -24,11 +24,12 @@ def clock(seconds: float) -> str:
 class Estimate:
     """Time left of a set of units that run `jobs` at a time.
 
-    A unit that has begun has its own speed; one that has not is taken to be as fast as the mean of the others.
+    A unit that has begun has its own speed; one that has not is taken to be as fast as the others, by its cost.
     """
 
     def __init__(self, units: list[Any], open_units: set[int], jobs: int) -> None:
         self.left = {unit.index: float(unit.config.steps) for unit in units if unit.index in open_units}
+        self.cost = {unit.index: unit.cost for unit in units}
         self.first: dict[int, tuple[float, int]] = {}
         self.speed: dict[int, float] = {}
         self.jobs = jobs
@@ -43,8 +44,8 @@ class Estimate:
         """Seconds left, or `None` while no speed is known."""
         if not self.speed:
             return None
-        mean = sum(self.speed.values()) / len(self.speed)
-        work = [steps * self.speed.get(index, mean) for index, steps in self.left.items()]
+        mean = sum(self.speed.values()) / sum(self.cost[index] for index in self.speed)
+        work = [steps * self.speed.get(index, mean * self.cost[index]) for index, steps in self.left.items()]
         return max([sum(work) / self.jobs, *work], default=0.0)
 
 

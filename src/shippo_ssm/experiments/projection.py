@@ -250,7 +250,7 @@ EXPERIMENT = Experiment(
     claim="A memory with right transport predicts transported coefficients that a rank-4 source cannot.",
     protocol="d = N = K = 16, length 256, fixed left operator; AdamW 3e-4, 20,000 steps of 32 sequences, 5 seeds, last step",
     tables=("projection",),
-    wall_time="35 minutes on two cores",
+    wall_time="30 minutes on two cores",
     presets={"full": rows, "smoke": smoke},
     train=train,
     columns=(

@@ -37,6 +37,7 @@ class Unit(NamedTuple):
     index: int
     config: Any
     seeds: tuple[int, ...]
+    cost: float = 1.0
 
     @property
     def name(self) -> str:
@@ -51,12 +52,13 @@ class Failure(NamedTuple):
     trace: str
 
 
-def cut(rows: tuple[Any, ...], stack: int) -> list[Unit]:
-    """Rows -> units of at most `stack` seeds."""
+def cut(rows: tuple[Any, ...], experiment: Experiment) -> list[Unit]:
+    """Rows -> units of at most `experiment.stack` seeds."""
     units = []
     for config in rows:
-        for start in range(0, config.num_seeds, stack):
-            units.append(Unit(len(units), config, config.seeds[start : start + stack]))
+        for start in range(0, config.num_seeds, experiment.stack):
+            seeds = config.seeds[start : start + experiment.stack]
+            units.append(Unit(len(units), config, seeds, experiment.cost(config)))
     return units
 
 
@@ -106,7 +108,7 @@ def _parallel(experiment: Experiment, units: list[Unit], folder: Path, display: 
     tasks, events = context.Queue(), context.Queue()
     table = {unit.index: unit for unit in units}
     whole = [table.get(index) for index in range(max(table) + 1)]
-    for unit in units:
+    for unit in sorted(units, key=lambda unit: unit.cost, reverse=True):
         tasks.put(unit.index)
     for _ in range(jobs):
         tasks.put(None)
@@ -240,7 +242,7 @@ def run(
         "wall_seconds": 0.0,
     }
     manifest = _open_folder(folder, manifest, resume, force)
-    units = cut(rows, experiment.stack)
+    units = cut(rows, experiment)
     open_units = [unit for unit in units if not (folder / "units" / f"{unit.name}.json").exists()]
     jobs = min(jobs or os.cpu_count() or 1, max(1, len(open_units)))
     display = display or make_display()

@@ -5,7 +5,8 @@ With beta_t = (1 - mix_t) step_t, gamma_t = mix_t step_t and U_t = write_t value
     H_t = L_t (H_{t-1} + beta_t U_{t-1}) R_t + gamma_t U_t,    y_t = read_t^T H_t.
 
 Data path: put Z_t = H_t + beta_{t+1} U_t. Then Z_t = L_t Z_{t-1} R_t + (gamma_t + beta_{t+1}) U_t is a transported scan
-with one rank-r source, started at Z_0 = H_0 + beta_1 U_0, and y_t = read_t^T Z_t - beta_{t+1} (read_t . write_t) value_t.
+with one rank-r source, started at Z_0 = H_0 + beta_1 U_0, of which a position does not read yet what is there for the next
+one: y_t = read_t^T (Z_t - beta_{t+1} U_t), the scan's `unread` part.
 At the end of a segment beta_{T+1} is not known yet and is taken as zero, so that the scan ends in H_T; H_T and the last
 write and value make the `CellState` from which a later segment, or a single step, continues.
 
@@ -128,24 +129,21 @@ def shippo_cell(
         last = torch.remainder(cu_seqlens[1:] - 1, max(value.shape[1], 1))
         beta_next = beta_next.index_fill(1, last.to(torch.int64), 0) if value.shape[1] else beta_next
     # The weight of a source stands on its value, the shorter of its two factors.
-    weight = (gamma + beta_next).view(*gamma.shape, *(1 for _ in rank), 1)
+    gamma, beta_next = (weight.view(*weight.shape, *(1 for _ in rank), 1) for weight in (gamma, beta_next))
     y, memory = transport_scan(
-        weight * value,
+        (gamma + beta_next) * value,
         write,
         read,
         step,
         drift,
         right,
         initial_state=_enter(before, beta, cu_seqlens),
+        unread=beta_next * value,
         output_final_state=output_final_state,
         cu_seqlens=cu_seqlens,
         backend=backend,
     )
-    if rank:
-        own = ((read.unsqueeze(-2) * write).sum(-1, keepdim=True) * value).sum(-2)
-    else:
-        own = (read * write).sum(-1, keepdim=True) * value
-    y = (y - beta_next[..., None] * own).to(dtype)
+    y = y.to(dtype)
     if memory is None:
         return y, None
     return y, CellState(memory, _last(write, before.write, cu_seqlens), _last(value, before.value, cu_seqlens))
