@@ -76,20 +76,10 @@ def measure_lengths(shapes: list[Shape], *, rounds: int, budget: float, rate: fl
         error = check_corner(ours, cut, given, WINDOW)
         points.append({"shape": asdict(shape), "errors": {ours.name: error}, "peers": {}})
         candidates[str(shape)] = ours.prepare(cut, given)
-    for scan_pass in PASSES:
-        copy = Stream(whole.cells, traffic(whole, scan_pass))
-        calls = {
-            name: candidate.forward if scan_pass == "forward" else candidate.both for name, candidate in candidates.items()
-        }
-        calls = {"copy": copy, **{name: call for name, call in calls.items() if call is not None}}
-        for call in calls.values():
-            call()
-        timings = interleave(calls, rounds=rounds, budget=budget)
-        bandwidth = bytes_moved(whole, scan_pass) / timings["copy"].median
-        for shape, point in zip(shapes, points):
-            limit = roof(shape, scan_pass, bandwidth, rate)
-            timing = timings[str(shape)]
-            point[scan_pass] = timing.as_dict() | {"over_roof": timing.median / limit.seconds, "active": limit.active}
+    named = {str(shape): shape for shape in shapes}
+    for scan_pass, records in _time(candidates, named, whole, rounds=rounds, budget=budget, rate=rate).items():
+        for point, record in zip(points, records.values()):
+            point[scan_pass] = record
     return points
 
 
@@ -105,21 +95,37 @@ def measure_point(shape: Shape, names: tuple[str, ...], *, rounds: int, budget: 
             chosen[name] = by_name[name].prepare(inputs, cotangent)
         except Missing as error:
             point["peers"][name] = {"status": "missing", "reason": str(error)}
-    for scan_pass in PASSES:
-        copy = Stream(shape.cells, traffic(shape, scan_pass))
-        calls = {name: candidate.forward if scan_pass == "forward" else candidate.both for name, candidate in chosen.items()}
-        calls = {"copy": copy, **{name: call for name, call in calls.items() if call is not None}}
-        for call in calls.values():
-            call()
-        timings = interleave(calls, rounds=rounds, budget=budget)
-        limit = roof(shape, scan_pass, bytes_moved(shape, scan_pass) / timings["copy"].median, rate)
-        for name in chosen:
-            record = timings[name].as_dict() | {"over_roof": timings[name].median / limit.seconds, "active": limit.active}
+    shapes = dict.fromkeys(chosen, shape)
+    for scan_pass, records in _time(chosen, shapes, shape, rounds=rounds, budget=budget, rate=rate).items():
+        for name, record in records.items():
             if name == names[0]:
                 point[scan_pass] = record
             else:
                 point["peers"].setdefault(name, {"status": "ok"})[scan_pass] = record
     return point
+
+
+def _time(
+    candidates: dict[str, Candidate], shapes: dict[str, Shape], whole: Shape, *, rounds: int, budget: float, rate: float
+) -> dict[str, dict[str, Any]]:
+    """Pass -> name -> timing over the roof of its shape: all in turn, beside a copy of what `whole` moves."""
+    found: dict[str, dict[str, Any]] = {}
+    for scan_pass in PASSES:
+        calls = {
+            name: candidate.forward if scan_pass == "forward" else candidate.both for name, candidate in candidates.items()
+        }
+        copy = Stream(whole.cells, traffic(whole, scan_pass))
+        calls = {"copy": copy, **{name: call for name, call in calls.items() if call is not None}}
+        for call in calls.values():
+            call()
+        timings = interleave(calls, rounds=rounds, budget=budget)
+        bandwidth = bytes_moved(whole, scan_pass) / timings["copy"].median
+        found[scan_pass] = {}
+        for name, shape in shapes.items():
+            limit = roof(shape, scan_pass, bandwidth, rate)
+            over_roof = {"over_roof": timings[name].median / limit.seconds, "active": limit.active}
+            found[scan_pass][name] = timings[name].as_dict() | over_roof
+    return found
 
 
 def check_corner(peer: Peer, inputs: dict[str, Tensor], cotangent: Tensor, window: int | None = None) -> float:
