@@ -19,14 +19,14 @@ class Operands(NamedTuple):
     drift: Tensor
     right: Tensor | None
     initial_state: Tensor | None
-    unread: Tensor | None = None
+    shown: Tensor | None = None
 
     def to(self, dtype: torch.dtype) -> "Operands":
         return Operands(*(None if tensor is None else tensor.to(dtype) for tensor in self))
 
 
 def make_operands(
-    *, regime="contracting", B=2, T=8, G=2, N=5, P=3, rank=None, varying=False, right=True, unread=False, states=None, seed=0
+    *, regime="contracting", B=2, T=8, G=2, N=5, P=3, rank=None, varying=False, right=True, shown=False, states=None, seed=0
 ) -> Operands:
     """float32-representable operands in float64, so that every dtype sees the same numbers."""
     random = torch.Generator().manual_seed(seed)
@@ -62,14 +62,14 @@ def make_operands(
         drift,
         actions,
         normal(B if states is None else states, G, N, P),
-        normal(B, T, G, *ranks, P) if unread else None,
+        normal(B, T, G, *ranks, P) if shown else None,
     ).to(torch.float64)
 
 
 def run_with_gradients(scan, operands: Operands, **options) -> dict[str, Tensor]:
     """y, the final state, and the gradient of every operand for fixed cotangents on both outputs."""
     leaves = Operands(*(None if tensor is None else tensor.detach().clone().requires_grad_() for tensor in operands))
-    options |= {} if leaves.unread is None else {"unread": leaves.unread}
+    options |= {} if leaves.shown is None else {"shown": leaves.shown}
     y, final_state = scan(*leaves[:6], initial_state=leaves.initial_state, output_final_state=True, **options)
     random = torch.Generator().manual_seed(99)
     on_y = torch.randn(y.shape, generator=random, dtype=torch.float64).to(y.dtype)

@@ -171,11 +171,11 @@ def test_a_wiped_memory_leaves_exact_zeros():
 
 def test_gradcheck():
     tensors = operands(batch=1, length=5, groups=2, dtype=torch.float64)
-    unread = torch.randn_like(tensors[0])
-    leaves = [tensor.requires_grad_() for tensor in (*tensors, torch.randn(1, 2, 6, 4, dtype=torch.float64), unread)]
+    shown = torch.randn_like(tensors[0])
+    leaves = [tensor.requires_grad_() for tensor in (*tensors, torch.randn(1, 2, 6, 4, dtype=torch.float64), shown)]
 
     def scan(*given):
-        return fused.transport_scan(*given[:6], initial_state=given[6], unread=given[7], output_final_state=True)
+        return fused.transport_scan(*given[:6], initial_state=given[6], shown=given[7], output_final_state=True)
 
     assert torch.autograd.gradcheck(scan, leaves, fast_mode=True)
 

@@ -36,15 +36,15 @@ def reference(helpers):
 @pytest.mark.parametrize("regime", ["contracting", "near-unit", "strong decay", "expanding"])
 def test_reference_is_the_equation(helpers, regime, length):
     """The oracle itself, against the recurrence written out with dense matrices (short lengths: it is slow)."""
-    operands = helpers.make_operands(regime=regime, T=min(length, 100), unread=True)
-    options = {"initial_state": operands.initial_state, "unread": operands.unread, "output_final_state": True}
+    operands = helpers.make_operands(regime=regime, T=min(length, 100), shown=True)
+    options = {"initial_state": operands.initial_state, "shown": operands.shown, "output_final_state": True}
     y, final_state = transport_scan(*operands[:6], **options, backend="reference")
     state = operands.initial_state
     for t in range(y.shape[1]):
         left = torch.diag_embed(torch.exp(operands.step[:, t, :, None] * operands.drift))
         source = torch.einsum("bgn,bgp->bgnp", operands.write[:, t], operands.value[:, t])
         state = torch.einsum("bgmn,bgnp,bgpq->bgmq", left, state, operands.right[:, t]) + source
-        seen = state - torch.einsum("bgn,bgp->bgnp", operands.write[:, t], operands.unread[:, t])
+        seen = state - source + torch.einsum("bgn,bgp->bgnp", operands.write[:, t], operands.shown[:, t])
         torch.testing.assert_close(y[:, t], torch.einsum("bgn,bgnp->bgp", operands.read[:, t], seen))
     torch.testing.assert_close(final_state, state)
 
@@ -69,8 +69,8 @@ def test_backends_equal_the_reference(helpers, reference, backend, regime, lengt
         {"rank": 3, "T": 37},
         {"rank": 2, "varying": True, "right": False, "T": 5, "N": 2, "P": 5},
         {"T": 20, "N": 3, "P": 2},
-        {"unread": True, "T": 37},
-        {"unread": True, "rank": 2, "varying": True, "right": False, "T": 5, "N": 9, "P": 5},
+        {"shown": True, "T": 37},
+        {"shown": True, "rank": 2, "varying": True, "right": False, "T": 5, "N": 9, "P": 5},
     ],
     ids=lambda case: " ".join(f"{key}={value}" for key, value in case.items()),
 )
@@ -264,8 +264,8 @@ GOOD = {"value": (2, 6, 3, 4), "write": (2, 6, 3, 5), "read": (2, 6, 3, 5), "ste
         ({"right": torch.zeros(2, 6, 3, 4)}, "right"),
         ({"right": torch.zeros(2, 6, 3, 5, 5)}, "right"),
         ({"right": torch.zeros(2, 6, 3, 4, 4, device="meta")}, "right"),
-        ({"unread": torch.zeros(2, 6, 3, 2, 4)}, "unread"),
-        ({"unread": torch.zeros(2, 6, 3, 5)}, "unread"),
+        ({"shown": torch.zeros(2, 6, 3, 2, 4)}, "shown"),
+        ({"shown": torch.zeros(2, 6, 3, 5)}, "shown"),
         ({"initial_state": torch.zeros(1, 3, 5, 4)}, "initial_state"),
         ({"cu_seqlens": torch.tensor([0, 6])}, "cu_seqlens"),
         ({"backend": "cuda"}, "backend"),

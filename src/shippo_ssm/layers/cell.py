@@ -5,8 +5,8 @@ With beta_t = (1 - mix_t) step_t, gamma_t = mix_t step_t and U_t = write_t value
     H_t = L_t (H_{t-1} + beta_t U_{t-1}) R_t + gamma_t U_t,    y_t = read_t^T H_t.
 
 Data path: put Z_t = H_t + beta_{t+1} U_t. Then Z_t = L_t Z_{t-1} R_t + (gamma_t + beta_{t+1}) U_t is a transported scan
-with one rank-r source, started at Z_0 = H_0 + beta_1 U_0, of which a position does not read yet what is there for the next
-one: y_t = read_t^T (Z_t - beta_{t+1} U_t), the scan's `unread` part.
+with one rank-r source, started at Z_0 = H_0 + beta_1 U_0; a position is shown only gamma_t U_t of its own source, since
+y_t = read_t^T (Z_t - beta_{t+1} U_t), and beta_{t+1} belongs to a token that it must not know.
 At the end of a segment beta_{T+1} is not known yet and is taken as zero, so that the scan ends in H_T; H_T and the last
 write and value make the `CellState` from which a later segment, or a single step, continues.
 
@@ -138,7 +138,7 @@ def shippo_cell(
         drift,
         right,
         initial_state=_enter(before, beta, cu_seqlens),
-        unread=beta_next * value,
+        shown=gamma * value,
         output_final_state=output_final_state,
         cu_seqlens=cu_seqlens,
         backend=backend,

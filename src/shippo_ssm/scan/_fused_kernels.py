@@ -6,16 +6,20 @@ sequences of T positions one after another, so a dense batch and packed sequence
 
 Forward: for each position, for each group of the block, with the state H [P][N] in a scratch that stays in cache,
 
-    H <- exp(step drift) * (H right) + write value^T,    y = read^T H - (read . write) unread,
+    M = exp(step drift) * (H right),    H <- M + write value^T,    y = read^T H,
 
-and the state before every chunk of positions goes to `checkpoints` when those are asked for.
+and the state before every chunk of positions goes to `checkpoints` when those are asked for. With `shown`, y is
+read^T M + (read . write) shown: it then does not depend on `value`, not even in its last bit.
 
 Backward: chunks from the last to the first. The states of a chunk are computed again from its checkpoint into a
 scratch; then, positions backwards, with the adjoint S = dLoss/dH in the same layout,
 
-    c = unread . dy;   dread = H dy - c write;   dunread = -(read . write) dy;
-    S <- S + read dy^T;   dwrite = S value - c read;   dvalue = S^T write;   M = exp(step drift) * S;
+    S <- S + read dy^T;   dread = H dy;   dwrite = S value;   dvalue = S^T write;   M = exp(step drift) * S;
     dright = H_old^T M;   S <- M right^T;   q = sum_p H_old S;   dstep = sum_n q drift;   ddrift = q step.
+
+With `shown`, dwrite and dvalue take the S from before read dy^T was added, and c = dy . shown gives the rest:
+
+    dread = (H - write value^T) dy + c write;   dwrite = S value + c read;   dshown = (read . write) dy.
 
 The gradient with respect to step drift is q = <H_old, S> rather than <H - write value^T, S_new>: the same number
 without a cancellation, hence exactly zero where the memory was wiped.
@@ -44,17 +48,17 @@ def padded_order(dtype: str, order: int) -> int:
 
 
 def build_forward(
-    dtype: str, order: int, width: int, rank: int, has_right: bool, has_unread: bool, varying: bool, chunk: int
+    dtype: str, order: int, width: int, rank: int, has_right: bool, has_shown: bool, varying: bool, chunk: int
 ) -> Any:
     """The forward kernel: y, the final states and, unless `checkpoints` is empty, the state before every chunk."""
-    advance = _advance(dtype, order, width, rank, has_right, has_unread, has_output=True)
+    advance = _advance(dtype, order, width, rank, has_right, has_shown, has_output=True)
     decay = _decay(dtype, order)
     row = padded_order(dtype, order)
     size = width * row
     element = np.dtype(dtype).type
 
     def forward(
-        value, write, read, step, drift, right, initial, unread, bounds, first_chunk,
+        value, write, read, step, drift, right, initial, shown, bounds, first_chunk,
         y, final, checkpoints, groups, block, start, stop,
     ):  # fmt: skip
         num_blocks = (groups + block - 1) // block
@@ -82,7 +86,7 @@ def build_forward(
                         decay(step, u + g, drift, u + g if varying else first + g, decays, g * row)
                     for g in range(count):
                         s = g * size
-                        advance(states, s, s, decays, g * row, value, write, read, right, unread, u + g, y, ahead)
+                        advance(states, s, s, decays, g * row, value, write, read, right, shown, u + g, y, ahead)
             for g in range(count):
                 for n in range(order):
                     for p in range(width):
@@ -92,19 +96,19 @@ def build_forward(
 
 
 def build_backward(
-    dtype: str, order: int, width: int, rank: int, has_right: bool, has_unread: bool, varying: bool, chunk: int
+    dtype: str, order: int, width: int, rank: int, has_right: bool, has_shown: bool, varying: bool, chunk: int
 ) -> Any:
     """The backward kernel: gradients of every operand; a constant drift's is left as one partial per sequence."""
-    advance = _advance(dtype, order, width, rank, has_right, has_unread, has_output=False)
-    retreat = _retreat(dtype, order, width, rank, has_right, has_unread, varying)
+    advance = _advance(dtype, order, width, rank, has_right, has_shown, has_output=False)
+    retreat = _retreat(dtype, order, width, rank, has_right, has_shown, varying)
     decay = _decay(dtype, order)
     row = padded_order(dtype, order)
     size = width * row
     element = np.dtype(dtype).type
 
     def backward(
-        value, write, read, step, drift, right, unread, dy, dfinal, bounds, first_chunk, checkpoints,
-        dvalue, dwrite, dread, dstep, ddrift, dright, dinitial, dunread, groups, block, start, stop,
+        value, write, read, step, drift, right, shown, dy, dfinal, bounds, first_chunk, checkpoints,
+        dvalue, dwrite, dread, dstep, ddrift, dright, dinitial, dshown, groups, block, start, stop,
     ):  # fmt: skip
         num_blocks = (groups + block - 1) // block
         ahead = PREFETCH * groups
@@ -134,7 +138,7 @@ def build_backward(
                         decay(step, u + g, drift, u + g if varying else first + g, decays, (s + g) * row)
                     for g in range(count):
                         old, new = (s + g) * size, (s + g + block) * size
-                        advance(states, old, new, decays, (s + g) * row, value, write, read, right, unread, u + g, dy, ahead)
+                        advance(states, old, new, decays, (s + g) * row, value, write, read, right, shown, u + g, dy, ahead)
                 # A chunk's share of the drift gradient is summed apart, so that long sequences lose no digits.
                 slopes[:] = 0
                 for t in range(high - 1, low - 1, -1):
@@ -145,8 +149,8 @@ def build_backward(
                         old, new = s * size, (s + block) * size
                         retreat(
                             states, old, new, decays, s * row, adjoint, g * size, moved, slopes, g * row,
-                            value, write, read, step, drift, right, unread, dy, u, d,
-                            dvalue, dwrite, dread, dstep, ddrift, dright, dunread,
+                            value, write, read, step, drift, right, shown, dy, u, d,
+                            dvalue, dwrite, dread, dstep, ddrift, dright, dshown,
                         )  # fmt: skip
                 if not varying:
                     for g in range(count):
@@ -174,27 +178,27 @@ def _decay(dtype: str, order: int) -> Any:
     return decay
 
 
-def _advance(dtype: str, order: int, width: int, rank: int, has_right: bool, has_unread: bool, has_output: bool) -> Any:
+def _advance(dtype: str, order: int, width: int, rank: int, has_right: bool, has_shown: bool, has_output: bool) -> Any:
     """One position of one group: the state at `old` gives the state at `new`, and either y or a copy of the decay."""
     row = padded_order(dtype, order)
 
     @simd(dtype, simd_lanes(dtype, order))
     def advance(
         emit: Emitter, states: Pointer, old: Any, new: Any, decays: Pointer, a: Any, value: Pointer,
-        write: Pointer, read: Pointer, right: Pointer, unread: Pointer, u: Any, y: Pointer, ahead: Any,
+        write: Pointer, read: Pointer, right: Pointer, shown: Pointer, u: Any, y: Pointer, ahead: Any,
     ) -> None:  # fmt: skip
         # Blocks of groups leave gaps between positions that the processor's own prefetching does not jump over.
         for array, length in ((value, rank * width), (write, rank * order), (read, order), (right, has_right * width**2)):
             emit.prefetch(array, emit.times(emit.at(u, ahead), length), length)
         values = _splats(emit, value, emit.times(u, rank * width), rank, width)
         outputs = [emit.variable() for _ in range(width)]
-        overlaps = [emit.variable() for _ in range(rank * (has_unread and has_output))]
+        overlaps = [emit.variable() for _ in range(rank * (has_shown and has_output))]
         for n in emit.blocks(order):
             left = emit.load(decays, emit.at(a, n), padded=True)
             state = _rows(emit, states, emit.at(old, n), width, row)
             if has_right:
                 state = _product(emit, state, right, emit.times(u, width * width))
-            state = [emit.mul(left, x) for x in state]
+            state = moved = [emit.mul(left, x) for x in state]
             wheres = [emit.load(write, emit.at(emit.times(u, rank * order), n, r * order)) for r in range(rank)]
             for where, line in zip(wheres, values):
                 state = [emit.fma(where, x, h) for x, h in zip(line, state)]
@@ -202,21 +206,21 @@ def _advance(dtype: str, order: int, width: int, rank: int, has_right: bool, has
                 emit.store(states, emit.at(new, n, p * row), state[p], padded=True)
             if has_output:
                 readout = emit.load(read, emit.at(emit.times(u, order), n))
-                for output, h in zip(outputs, state):
+                for output, h in zip(outputs, moved if has_shown else state):
                     output.set(emit.fma(readout, h, output.get()))
                 for overlap, where in zip(overlaps, wheres):
                     overlap.set(emit.fma(readout, where, overlap.get()))
         if has_output:
             for r, overlap in enumerate(overlaps):
                 for p, output in enumerate(outputs):
-                    hidden = emit.splat(unread, emit.at(emit.times(u, rank * width), r * width + p))
-                    output.set(emit.sub(output.get(), emit.mul(overlap.get(), hidden)))
+                    seen = emit.splat(shown, emit.at(emit.times(u, rank * width), r * width + p))
+                    output.set(emit.fma(overlap.get(), seen, output.get()))
             emit.store_sums(y, emit.times(u, width), [output.get() for output in outputs])
 
     return advance
 
 
-def _retreat(dtype: str, order: int, width: int, rank: int, has_right: bool, has_unread: bool, varying: bool) -> Any:
+def _retreat(dtype: str, order: int, width: int, rank: int, has_right: bool, has_shown: bool, varying: bool) -> Any:
     """One position of one group, backwards: the adjoint at `s` of the new state becomes that of the old one."""
     row = padded_order(dtype, order)
     # The sums of this step fill the registers already: a vector may take no more than one.
@@ -226,33 +230,37 @@ def _retreat(dtype: str, order: int, width: int, rank: int, has_right: bool, has
     def retreat(
         emit: Emitter, states: Pointer, old: Any, new: Any, decays: Pointer, a: Any, adjoint: Pointer, s: Any,
         moved: Pointer, slopes: Pointer, k: Any, value: Pointer, write: Pointer, read: Pointer, step: Pointer,
-        drift: Pointer, right: Pointer, unread: Pointer, dy: Pointer, u: Any, d: Any, dvalue: Pointer, dwrite: Pointer,
-        dread: Pointer, dstep: Pointer, ddrift: Pointer, dright: Pointer, dunread: Pointer,
+        drift: Pointer, right: Pointer, shown: Pointer, dy: Pointer, u: Any, d: Any, dvalue: Pointer, dwrite: Pointer,
+        dread: Pointer, dstep: Pointer, ddrift: Pointer, dright: Pointer, dshown: Pointer,
     ) -> None:  # fmt: skip
         values = _splats(emit, value, emit.times(u, rank * width), rank, width)
         (cotangents,) = _splats(emit, dy, emit.times(u, width), 1, width)
         rate = emit.splat(step, u)
         dvalues = [[emit.variable() for _ in range(width)] for _ in range(rank)]
         dsteps = emit.variable()
-        hidden, overlaps = [], []
-        if has_unread:
-            lines = _splats(emit, unread, emit.times(u, rank * width), rank, width)
-            hidden, overlaps = [emit.dot(line, cotangents) for line in lines], [emit.variable() for _ in range(rank)]
+        seen, extra, overlaps = [], [], []
+        if has_shown:
+            lines = _splats(emit, shown, emit.times(u, rank * width), rank, width)
+            seen = [emit.dot(line, cotangents) for line in lines]
+            extra = [emit.sub(c, emit.dot(line, cotangents)) for c, line in zip(seen, values)]
+            overlaps = [emit.variable() for _ in range(rank)]
         for n in emit.blocks(order):
             token = emit.at(emit.times(u, order), n)
             readout = emit.load(read, token)
-            upper = [emit.fma(readout, c, x) for c, x in zip(cotangents, _rows(emit, adjoint, emit.at(s, n), width, row))]
+            later = _rows(emit, adjoint, emit.at(s, n), width, row)
+            upper = [emit.fma(readout, c, x) for c, x in zip(cotangents, later)]
+            source_adjoint = later if has_shown else upper
             dreadout = emit.dot(_rows(emit, states, emit.at(new, n), width, row), cotangents)
             for r in range(rank):
                 source = emit.at(emit.times(u, rank * order), n, r * order)
                 where = emit.load(write, source)
-                dwhere = emit.dot(upper, values[r])
-                if has_unread:
-                    dreadout = emit.sub(dreadout, emit.mul(hidden[r], where))
-                    dwhere = emit.sub(dwhere, emit.mul(hidden[r], readout))
+                dwhere = emit.dot(source_adjoint, values[r])
+                if has_shown:
+                    dreadout = emit.fma(extra[r], where, dreadout)
+                    dwhere = emit.fma(seen[r], readout, dwhere)
                     overlaps[r].set(emit.fma(readout, where, overlaps[r].get()))
                 emit.store(dwrite, source, dwhere)
-                for total, x in zip(dvalues[r], upper):
+                for total, x in zip(dvalues[r], source_adjoint):
                     total.set(emit.fma(where, x, total.get()))
             emit.store(dread, token, dreadout)
             left = emit.load(decays, emit.at(a, n), padded=True)
@@ -273,8 +281,8 @@ def _retreat(dtype: str, order: int, width: int, rank: int, has_right: bool, has
         emit.store_sums(dvalue, emit.times(u, rank * width), [total.get() for line in dvalues for total in line])
         emit.store_sums(dstep, u, [dsteps.get()])
         for r, overlap in enumerate(overlaps):
-            parts = [emit.sub(emit.constant(0.0), emit.mul(overlap.get(), c)) for c in cotangents]
-            emit.store_sums(dunread, emit.at(emit.times(u, rank * width), r * width), parts)
+            parts = [emit.mul(overlap.get(), c) for c in cotangents]
+            emit.store_sums(dshown, emit.at(emit.times(u, rank * width), r * width), parts)
         if has_right:
             _store_dright(emit, states, old, moved, dright, emit.times(u, width * width))
 

@@ -54,7 +54,7 @@ def check_transport_arguments(
     right: Tensor | None,
     initial_state: Tensor | None,
     cu_seqlens: Tensor | None,
-    unread: Tensor | None = None,
+    shown: Tensor | None = None,
     *,
     op: str = "transport_scan",
 ) -> None:
@@ -77,8 +77,8 @@ def check_transport_arguments(
     expect_shape(op, "drift", drift, ("G", "N") if drift.ndim == 2 else ("B", "T", "G", "N"), sizes)
     if right is not None:
         expect_shape(op, "right", right, ("B", "T", "G", "P", "P"), sizes)
-    if unread is not None:
-        expect_shape(op, "unread", unread, ("B", "T", "G", *rank, "P"), sizes)
+    if shown is not None:
+        expect_shape(op, "shown", shown, ("B", "T", "G", *rank, "P"), sizes)
     if value.dtype not in FLOATS:
         raise ValueError(
             f"{op}: `value` has dtype {str(value.dtype).removeprefix('torch.')}; expected float32, float64, bfloat16 or "
@@ -94,7 +94,7 @@ def check_transport_arguments(
     like_value = (value.dtype,)
     # The state's own dtype is welcome where precision matters most: mixed-precision layers keep these in float32.
     sensitive = tuple(dict.fromkeys((value.dtype, compute_dtype(value.dtype))))
-    named = {"write": write, "read": read, "right": right, "unread": unread, "step": step, "drift": drift}
+    named = {"write": write, "read": read, "right": right, "shown": shown, "step": step, "drift": drift}
     named["initial_state"] = initial_state
     for name, tensor in named.items():
         if tensor is not None:

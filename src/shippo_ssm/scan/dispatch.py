@@ -58,12 +58,12 @@ def transport_scan(
     right: Tensor | None = None,
     *,
     initial_state: Tensor | None = None,
-    unread: Tensor | None = None,
+    shown: Tensor | None = None,
     output_final_state: bool = False,
     cu_seqlens: Tensor | None = None,
     backend: str = "auto",
 ) -> tuple[Tensor, Tensor | None]:
-    """H_t = exp(step_t drift_t) H_{t-1} right_t + write_t value_t^T and y_t = read_t^T (H_t - write_t unread_t^T).
+    """H_t = exp(step_t drift_t) H_{t-1} right_t + write_t value_t^T and y_t = read_t^T H_t.
 
     Args:
         value: [B, T, G, P], or [B, T, G, r, P] for a rank-r write (the r sources are summed).
@@ -73,7 +73,8 @@ def transport_scan(
         drift: [G, N] (constant) or [B, T, G, N] (time-varying); negative entries forget.
         right: [B, T, G, P, P]; `None` (default) is the identity.
         initial_state: [B, G, N, P], or [num_sequences, G, N, P] with `cu_seqlens`; zeros by default.
-        unread: as `value`; the part of it that is stored but not read at its own position; `None` (default) is zero.
+        shown: as `value`; what y_t sees of its own source in the place of `value`, y_t = read_t^T (H_t + write_t (shown_t -
+            value_t)^T); `None` (default) is `value` itself.
         output_final_state: whether to return the state after the last position.
         cu_seqlens: [num_sequences + 1] boundaries of sequences packed along T, with B = 1; a sequence may be empty.
         backend: "auto", "reference", "associative", "chunked" or "fused"; see `resolve_backend`.
@@ -91,13 +92,13 @@ def transport_scan(
         >>> y.flatten().tolist(), state.item()
         ([1.0, 2.0, 3.0], 3.0)
     """
-    check_transport_arguments(value, write, read, step, drift, right, initial_state, cu_seqlens, unread)
+    check_transport_arguments(value, write, read, step, drift, right, initial_state, cu_seqlens, shown)
     scan = BACKENDS[_choose(value, backend)[0]]
     dtype, kept = value.dtype, compute_dtype(value.dtype)
     value, write, read, step, drift = (tensor.to(kept) for tensor in (value, write, read, step, drift))
-    unread = None if unread is None else unread.to(kept)
-    # Compiled, the correction costs nothing; elsewhere it is a pass of its own.
-    options = {"unread": unread} if scan is fused else {}
+    shown = None if shown is None else shown.to(kept)
+    # The kernels make y from what is shown; the others read the state, and y is corrected afterwards.
+    options = {"shown": shown} if scan is fused else {}
     y, final_state = scan.transport_scan(
         value,
         write,
@@ -110,13 +111,13 @@ def transport_scan(
         cu_seqlens=cu_seqlens,
         **options,
     )
-    if unread is not None and scan is not fused:
-        y = y - _own_part(read, write, unread)
+    if shown is not None and scan is not fused:
+        y = y + _read_source(read, write, shown - value)
     return y.to(dtype), final_state
 
 
-def _own_part(read: Tensor, write: Tensor, value: Tensor) -> Tensor:
-    """read_t^T write_t value_t^T, what a position would read of its own source, [B, T, G, P]."""
+def _read_source(read: Tensor, write: Tensor, value: Tensor) -> Tensor:
+    """read_t^T write_t value_t^T, what a position reads of a source of its own, [B, T, G, P]."""
     if value.ndim == 5:
         return ((read.unsqueeze(-2) * write).sum(-1, keepdim=True) * value).sum(-2)
     return (read * write).sum(-1, keepdim=True) * value

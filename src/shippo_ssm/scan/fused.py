@@ -1,7 +1,7 @@
 """The scan on a CPU at the speed of its memory traffic: forward and backward as compiled kernels.
 
 Data path: `value` [B, T, G, r, P], `write` [B, T, G, r, N], `read` [B, T, G, N], `step` [B, T, G], `drift` [G, N] or
-[B, T, G, N], `right` [B, T, G, P, P] and `unread` (like `value`) go, contiguous, to one custom operator that returns y
+[B, T, G, N], `right` [B, T, G, P, P] and `shown` (like `value`) go, contiguous, to one custom operator that returns y
 [B, T, G, P], the final states and the states at chunk boundaries; its gradient is a second operator that recomputes the
 states inside each chunk. Both cut their work into (sequence, block of groups) items, which are independent of each other,
 so results are the same bit for bit with any number of threads. `_fused_kernels.py` holds the machine code, compiled on
@@ -39,11 +39,11 @@ def transport_scan(
     right: Tensor | None = None,
     *,
     initial_state: Tensor | None = None,
-    unread: Tensor | None = None,
+    shown: Tensor | None = None,
     output_final_state: bool = False,
     cu_seqlens: Tensor | None = None,
 ) -> tuple[Tensor, Tensor | None]:
-    """H_t = exp(step_t drift_t) H_{t-1} right_t + write_t value_t^T, y_t = read_t^T (H_t - write_t unread_t^T), compiled.
+    """H_t = exp(step_t drift_t) H_{t-1} right_t + write_t value_t^T, y_t = read_t^T H_t, in compiled kernels.
 
     Arguments and results are those of `shippo_ssm.scan.transport_scan`, for CPU tensors of one dtype, float32 or float64,
     with P <= 16. Differentiable once; ask backend="associative" or "reference" for second derivatives.
@@ -62,8 +62,8 @@ def transport_scan(
         )
     if value.ndim == 4:
         value, write = value.unsqueeze(-2), write.unsqueeze(-2)
-        unread = None if unread is None else unread.unsqueeze(-2)
-    operands = (value, write, read, step, drift, right, initial_state, unread)
+        shown = None if shown is None else shown.unsqueeze(-2)
+    operands = (value, write, read, step, drift, right, initial_state, shown)
     keep = torch.is_grad_enabled() and any(operand is not None and operand.requires_grad for operand in operands)
     y, final_state, _ = _scan(*operands, cu_seqlens, keep)
     return y, final_state if output_final_state else None
@@ -87,7 +87,7 @@ def _scan(
     drift: Tensor,
     right: Tensor | None,
     initial_state: Tensor | None,
-    unread: Tensor | None,
+    shown: Tensor | None,
     cu_seqlens: Tensor | None,
     keep: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:
@@ -95,9 +95,9 @@ def _scan(
 
     y, final_state, checkpoints = outputs = _empty_outputs(_allocate, value, read, right, cu_seqlens, keep)
     bounds, first_chunk, chunk = _layout(value, read, right, cu_seqlens)
-    operands = (value, write, read, step, drift, right, initial_state, unread)
+    operands = (value, write, read, step, drift, right, initial_state, shown)
     flats = [_flat(operand, value) for operand in operands]
-    kernel = _kernel(build_forward, "aaaaaaaaiiaaannnn", value, read, drift, right, unread, chunk)
+    kernel = _kernel(build_forward, "aaaaaaaaiiaaannnn", value, read, drift, right, shown, chunk)
     sequences, groups = len(bounds) - 1, value.shape[2]
     block = _group_block(sequences, groups, groups)
     arrays = [*flats, bounds, first_chunk, *(_flat(output, value) for output in (y, final_state, checkpoints))]
@@ -114,7 +114,7 @@ def _scan_backward(
     drift: Tensor,
     right: Tensor | None,
     initial_state: Tensor | None,
-    unread: Tensor | None,
+    shown: Tensor | None,
     cu_seqlens: Tensor | None,
     checkpoints: Tensor,
     dy: Tensor,
@@ -123,19 +123,19 @@ def _scan_backward(
     from shippo_ssm.scan._fused_kernels import build_backward
 
     if checkpoints.numel() == 0:
-        _, _, checkpoints = _scan(value, write, read, step, drift, right, initial_state, unread, cu_seqlens, True)
-    gradients = _empty_gradients(_allocate, value, write, read, step, drift, right, initial_state, unread)
+        _, _, checkpoints = _scan(value, write, read, step, drift, right, initial_state, shown, cu_seqlens, True)
+    gradients = _empty_gradients(_allocate, value, write, read, step, drift, right, initial_state, shown)
     bounds, first_chunk, chunk = _layout(value, read, right, cu_seqlens)
     sequences, groups, order = len(bounds) - 1, value.shape[2], read.shape[-1]
     # A constant drift collects one partial per sequence, added in order below: no thread count can change the sum.
     partials = value.new_zeros(sequences, groups, order) if drift.ndim == 2 else gradients[4]
     results = [*gradients[:4], partials, *gradients[5:]]
     arrays = [
-        *(_flat(operand, value) for operand in (value, write, read, step, drift, right, unread, dy, dfinal)),
+        *(_flat(operand, value) for operand in (value, write, read, step, drift, right, shown, dy, dfinal)),
         *(bounds, first_chunk, _flat(checkpoints, value)),
         *(_flat(result, value) for result in results),
     ]
-    kernel = _kernel(build_backward, "aaaaaaaaaiiaaaaaaaaannnn", value, read, drift, right, unread, chunk)
+    kernel = _kernel(build_backward, "aaaaaaaaaiiaaaaaaaaannnn", value, read, drift, right, shown, chunk)
     per_group = chunk * order * value.shape[-1] * value.element_size()
     block = _group_block(sequences, groups, max(1, _BACKWARD_SCRATCH // max(1, per_group)))
     parallel_for(sequences * -(-groups // block), lambda start, stop: kernel(*arrays, groups, block, start, stop))
@@ -145,13 +145,13 @@ def _scan_backward(
 
 
 @_scan.register_fake
-def _(value, write, read, step, drift, right, initial_state, unread, cu_seqlens, keep):
+def _(value, write, read, step, drift, right, initial_state, shown, cu_seqlens, keep):
     return _empty_outputs(torch.Tensor.new_empty, value, read, right, cu_seqlens, keep)
 
 
 @_scan_backward.register_fake
-def _(value, write, read, step, drift, right, initial_state, unread, cu_seqlens, checkpoints, dy, dfinal):
-    return _empty_gradients(torch.Tensor.new_empty, value, write, read, step, drift, right, initial_state, unread)
+def _(value, write, read, step, drift, right, initial_state, shown, cu_seqlens, checkpoints, dy, dfinal):
+    return _empty_gradients(torch.Tensor.new_empty, value, write, read, step, drift, right, initial_state, shown)
 
 
 def _setup_context(ctx: Any, inputs: tuple, output: tuple) -> None:
@@ -271,7 +271,7 @@ def _kernel(
     read: Tensor,
     drift: Tensor,
     right: Tensor | None,
-    unread: Tensor | None,
+    shown: Tensor | None,
     chunk: int,
 ):
     dtype = _name(value)
@@ -284,7 +284,7 @@ def _kernel(
         width=value.shape[-1],
         rank=value.shape[-2],
         has_right=right is not None,
-        has_unread=unread is not None,
+        has_shown=shown is not None,
         varying=drift.ndim == 4,
         chunk=chunk,
     )
