@@ -29,7 +29,7 @@ class Estimate:
 
     def __init__(self, units: list[Any], open_units: set[int], jobs: int) -> None:
         self.left = {unit.index: float(unit.config.steps) for unit in units if unit.index in open_units}
-        self.cost = {unit.index: unit.cost for unit in units}
+        self.cost: dict[int, float] = {unit.index: unit.cost for unit in units}
         self.first: dict[int, tuple[float, int]] = {}
         self.speed: dict[int, float] = {}
         self.jobs = jobs
