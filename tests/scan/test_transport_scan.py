@@ -101,11 +101,11 @@ def test_packed_equals_the_reference_and_each_sequence_alone(helpers, reference,
 
 @pytest.mark.parametrize("backend", ["reference", *FAST])
 def test_gradcheck(helpers, backend):
-    operands = helpers.make_operands(B=1, T=5, G=1, N=2, P=3)
+    operands = helpers.make_operands(B=1, T=5, G=1, N=2, P=3, shown=True)
     leaves = [tensor.clone().requires_grad_() for tensor in operands]
 
     def scan(*given):
-        return transport_scan(*given[:6], initial_state=given[6], output_final_state=True, backend=backend)
+        return transport_scan(*given[:6], initial_state=given[6], shown=given[7], output_final_state=True, backend=backend)
 
     assert torch.autograd.gradcheck(scan, leaves)
 
