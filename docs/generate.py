@@ -38,8 +38,8 @@ HIGHLIGHTS = {
     ],
     "groups": [("oracle-g2", "pair_nmse", "true right action cut into groups of 2: error")],
     "mqar": [
-        ("no-right", "exact_4096", "Transport-MQAR at 4096 events, no right action: exact"),
-        ("struct-split", "exact_4096", "Transport-MQAR at 4096 events, split right action: exact"),
+        ("no-right", "exact_4096", "Transport-MQAR at 4096 events, no right action (ours a fifth of the steps): exact"),
+        ("struct-split", "exact_4096", "the same, split right action: exact"),
     ],
     "suffix": [("zeroed", "exact_4096", "split right action, its coordinates zeroed: exact")],
     "rotation": [
