@@ -221,18 +221,18 @@ def test_suffix_without_weights_names_the_command(tmp_path, monkeypatch):
         suffix.train(config, (0,), Session())
 
 
-def test_committed_results_are_those_of_the_protocol():
+@pytest.mark.parametrize("name", ["mqar", "suffix"])
+def test_committed_results_are_those_of_the_protocol(name):
     root = checkout()
     assert root is not None
-    for name in ("mqar", "suffix"):
-        path = root / "results" / f"{name}.json"
-        if not path.exists():
-            pytest.skip(f"{path.name} has not been run here yet")
-        content = json.loads(path.read_text())
-        rows = {row.name: row for row in get(name).rows(content["preset"])}
-        for row in content["rows"]:
-            config = rows[row["name"]]
-            assert row["config"]["steps"] == config.steps
-            assert row["config"]["eval_examples"] == 640
-            assert row["config"]["eval_lengths"] == [128, 512, 2048, 4096]
-            assert all(0 <= number <= 1 for numbers in row["metrics"].values() for number in numbers)
+    path = root / "results" / f"{name}.json"
+    if not path.exists():
+        pytest.skip(f"{path.name} has not been run here yet")
+    content = json.loads(path.read_text())
+    rows = {row.name: row for row in get(name).rows(content["preset"])}
+    for row in content["rows"]:
+        config = rows[row["name"]]
+        assert row["config"]["steps"] == config.steps
+        assert row["config"]["eval_examples"] == 640
+        assert row["config"]["eval_lengths"] == [128, 512, 2048, 4096]
+        assert all(0 <= number <= 1 for numbers in row["metrics"].values() for number in numbers)

@@ -20,10 +20,11 @@ _STRETCH = 4 << 30
 
 def keep_freed_memory() -> bool:
     """Let this process keep what it frees; returns whether the C library knows how (glibc does)."""
-    library = ctypes.CDLL(None) if sys.platform == "linux" else None
+    if sys.platform != "linux":
+        return False
+    library = ctypes.CDLL(None)
     if not hasattr(library, "mallopt"):
         return False
-    assert library is not None
     # Every request from the one heap, none from a mapping of its own, and the heap never cut.
     settings = {_MMAP_MAX: 0, _TRIM_THRESHOLD: -1, _ARENA_MAX: 1}
     if not all(library.mallopt(parameter, value) == 1 for parameter, value in settings.items()):
