@@ -7,10 +7,10 @@ import json
 import pytest
 import torch
 
-from shippo_ssm.experiments import get, groups, names, paired, projection, store
+from shippo_ssm.experiments import get, groups, names, paired, projection, rotation, store
 from shippo_ssm.experiments.core import Result, Row
 from shippo_ssm.experiments.figures import main_evidence, overview
-from shippo_ssm.experiments.tables import as_data, as_latex, as_markdown, as_text, lines, paper_numbers, paper_row
+from shippo_ssm.experiments.tables import as_data, as_latex, as_markdown, as_text, facts, lines, paper_numbers, paper_row
 
 RIGHT = {"oracle", "learned-true", "learned-zero", "learned-random", "selective"}
 
@@ -128,6 +128,15 @@ def test_layouts_show_both_sources_and_the_verdict(good):
     data = json.loads(json.dumps(as_data(paired.EXPERIMENT, good)))
     assert data["rows"][5]["paper"]["pair_nmse"] == [2.44e-7, 4.61e-7]
     assert data["rows"][5]["holds"]
+
+
+def test_facts_name_a_spread_and_a_table_only_where_there_is_one(good):
+    start = "here: preset full, 5 steps, 2 seeds, mean ± sample standard deviation, 1.0 minutes"
+    assert facts(paired.EXPERIMENT, good).startswith(start)
+    assert "; paper: tab:paired-transport" in facts(paired.EXPERIMENT, good)
+    alone = row("split", exact_24=[1.0])._replace(seeds=[0])
+    assert "1 seed, 1.0 minutes" in facts(rotation.EXPERIMENT, result("rotation", alone))
+    assert "paper" not in facts(rotation.EXPERIMENT, result("rotation", alone))
 
 
 def test_pictures(good, tmp_path):

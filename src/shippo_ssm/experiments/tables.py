@@ -75,10 +75,10 @@ def facts(experiment: Experiment, result: Result) -> str:
     seeds = max((len(row.seeds) for row in result.rows.values()), default=0)
     steps = max((row.config.get("steps", 0) for row in result.rows.values()), default=0)
     tables = ", ".join(paper_numbers()[key]["label"] for key in experiment.tables)
+    spread = ", mean ± sample standard deviation" if seeds > 1 else ""
     return (
-        f"{result.source}: preset {result.preset}, {steps} steps, {seeds} seed{'s' * (seeds != 1)}, "
-        f"mean ± sample standard deviation, {result.seconds / 60:.1f} minutes, torch {result.versions['torch']}; "
-        f"paper: {tables}"
+        f"{result.source}: preset {result.preset}, {steps} steps, {seeds} seed{'s' * (seeds != 1)}{spread}, "
+        f"{result.seconds / 60:.1f} minutes, torch {result.versions['torch']}{'; paper: ' * bool(tables)}{tables}"
     )
 
 
