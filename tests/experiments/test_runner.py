@@ -125,12 +125,14 @@ def test_workers_killed_at_any_moment_leave_a_run_that_resumes(tmp_path):
     assert [row["name"] for row in resumed["rows"]] == list(CHOSEN)
 
 
-def test_time_left_counts_units_that_have_not_begun():
+@pytest.mark.parametrize("per_step", [1, 8192])
+def test_time_left_counts_units_that_have_not_begun(per_step):
     units = [Unit(i, paired.PairedConfig(steps=100), (0,), cost=1.2 if i == 3 else 1.0) for i in range(4)]
     estimate = Estimate(units, {1, 2, 3}, jobs=2)
     assert estimate.seconds() is None
-    estimate.update(Progress(1, 10, 100, {}), now=0.0)
-    estimate.update(Progress(1, 60, 100, {}), now=5.0)
+    # A unit may count something else than steps.
+    estimate.update(Progress(1, 10 * per_step, 100 * per_step, {}), now=0.0)
+    estimate.update(Progress(1, 60 * per_step, 100 * per_step, {}), now=5.0)
     # 0.1 s a step: 40 steps left here, 100 as slow and 100 slower by a fifth to come, two at a time.
     assert estimate.seconds() == pytest.approx(13.0)
     assert [clock(5), clock(65), clock(3725)] == ["0:05", "1:05", "1:02:05"]

@@ -24,29 +24,31 @@ def clock(seconds: float) -> str:
 class Estimate:
     """Time left of a set of units that run `jobs` at a time.
 
-    A unit that has begun has its own speed; one that has not is taken to be as fast as the others, by its cost.
+    A unit that has begun has its own speed; one that has not is taken to be as fast as the others, by its steps and their
+    cost. What a unit counts while it runs (steps, tokens) is its own affair: only the fraction that is done enters.
     """
 
     def __init__(self, units: list[Any], open_units: set[int], jobs: int) -> None:
-        self.left = {unit.index: float(unit.config.steps) for unit in units if unit.index in open_units}
-        self.cost: dict[int, float] = {unit.index: unit.cost for unit in units}
-        self.first: dict[int, tuple[float, int]] = {}
-        self.speed: dict[int, float] = {}
+        self.left = {unit.index: 1.0 for unit in units if unit.index in open_units}
+        self.work: dict[int, float] = {unit.index: unit.config.steps * unit.cost for unit in units}
+        self.first: dict[int, tuple[float, float]] = {}
+        self.whole: dict[int, float] = {}
         self.jobs = jobs
 
     def update(self, progress: Progress, now: float) -> None:
-        self.left[progress.unit] = progress.steps - progress.step
-        start = self.first.setdefault(progress.unit, (now, progress.step))
-        if progress.step > start[1]:
-            self.speed[progress.unit] = (now - start[0]) / (progress.step - start[1])
+        done = progress.step / progress.steps
+        self.left[progress.unit] = 1 - done
+        since, before = self.first.setdefault(progress.unit, (now, done))
+        if done > before:
+            self.whole[progress.unit] = (now - since) / (done - before)
 
     def seconds(self) -> float | None:
         """Seconds left, or `None` while no speed is known."""
-        if not self.speed:
+        if not self.whole:
             return None
-        mean = sum(self.speed.values()) / sum(self.cost[index] for index in self.speed)
-        work = [steps * self.speed.get(index, mean * self.cost[index]) for index, steps in self.left.items()]
-        return max([sum(work) / self.jobs, *work], default=0.0)
+        pace = sum(self.whole.values()) / max(sum(self.work[index] for index in self.whole), 1e-9)
+        ahead = [part * self.whole.get(index, pace * self.work[index]) for index, part in self.left.items()]
+        return max([sum(ahead) / self.jobs, *ahead], default=0.0)
 
 
 class Display:
