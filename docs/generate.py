@@ -41,7 +41,7 @@ HIGHLIGHTS = {
         ("no-right", "exact_4096", "Transport-MQAR at 4096 events, no right action (ours a fifth of the steps): exact"),
         ("struct-split", "exact_4096", "the same, split right action: exact"),
     ],
-    "suffix": [("zeroed", "exact_4096", "split right action, its coordinates zeroed: exact")],
+    "suffix": [("zeroed", "exact_4096", "the same weights, right coordinates zeroed: exact")],
     "rotation": [
         ("none", "exact_24", "recall through quarter turns, no right action: exact"),
         ("split", "exact_24", "recall through quarter turns, split right action: exact"),

@@ -115,7 +115,7 @@ EXPERIMENT = Experiment(
     claim="A trained StructGen-Split uses its right-action coordinates: zeroing them costs accuracy at every length.",
     protocol="weights of `shippo run mqar`, 640 examples per length; as trained, suffix zeroed, R -> I",
     tables=("suffix",),
-    wall_time="quick: 20 minutes after `mqar`",
+    wall_time="quick: 60 minutes on one core, after `mqar`",
     presets={
         "quick": lambda: rows("quick"),
         "paper": lambda: rows("paper"),
