@@ -103,6 +103,11 @@ def outer(write: Tensor, value: Tensor) -> Tensor:
     return write.mT @ value
 
 
+def read_source(read: Tensor, write: Tensor, value: Tensor) -> Tensor:
+    """read^T (sum over rank of write_r value_r^T), [.., P], without the source itself: [.., N], [.., r, N] and [.., r, P]."""
+    return ((read.unsqueeze(-2) * write).sum(-1, keepdim=True) * value).sum(-2)
+
+
 def _describe(element: Affine) -> str:
     kind = "diagonal" if element.diagonal else "dense"
     return f"[N, P] = {tuple(element.update.shape[-2:])} with a {kind} left factor"

@@ -18,7 +18,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from shippo_ssm.scan import associative
-from shippo_ssm.scan.algebra import outer
+from shippo_ssm.scan.algebra import outer, read_source
 from shippo_ssm.scan.packing import scan_packed
 
 LONGEST_CHUNK = 64
@@ -35,22 +35,24 @@ def transport_scan(
     right: Tensor | None = None,
     *,
     initial_state: Tensor | None = None,
+    shown: Tensor | None = None,
     output_final_state: bool = False,
     cu_seqlens: Tensor | None = None,
 ) -> tuple[Tensor, Tensor | None]:
     """H_t = exp(step_t drift_t) H_{t-1} right_t + write_t value_t^T, y_t = read_t^T H_t, by chunks in a moving frame."""
     operands = (value, write, read, step, drift, right)
     if cu_seqlens is not None:
-        return scan_packed(
-            transport_scan, operands, cu_seqlens, initial_state=initial_state, output_final_state=output_final_state
-        )
+        return scan_packed(transport_scan, operands, cu_seqlens, shown, initial_state, output_final_state)
     length = chunk_length(read.shape[1], right)
     if length == 1:
         # A frame of one step is the step itself: nothing is left of the chunk but the scan of the maps.
-        return associative.transport_scan(*operands, initial_state=initial_state, output_final_state=output_final_state)
+        return associative.transport_scan(
+            *operands, initial_state=initial_state, shown=shown, output_final_state=output_final_state
+        )
     log_left = step.unsqueeze(-1) * drift
     if value.ndim == 4:
         value, write = value.unsqueeze(-2), write.unsqueeze(-2)
+        shown = None if shown is None else shown.unsqueeze(-2)
     num_positions = read.shape[1]
 
     # K chunks of C positions: [B, G, K, C, ...]. Padding stands at the front, as identity maps, so that the last position
@@ -81,8 +83,7 @@ def transport_scan(
     if frame_c is not None:
         y_c = (y_c.unsqueeze(-2) @ frame_c).squeeze(-2)
     # A position's own write needs no frame: it is read as it was written.
-    own = (read_c.unsqueeze(-2) * write_c).sum(-1, keepdim=True)
-    y_c = y_c + (own * value_c).sum(-2)
+    y_c = y_c + read_source(read_c, write_c, value_c if shown is None else _cut(shown, length))
 
     y = y_c.flatten(2, 3)[:, :, -num_positions:].movedim(2, 1)
     return y, states[:, :, -1] if output_final_state else None

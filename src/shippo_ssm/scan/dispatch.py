@@ -96,9 +96,6 @@ def transport_scan(
     scan = BACKENDS[_choose(value, backend)[0]]
     dtype, kept = value.dtype, compute_dtype(value.dtype)
     value, write, read, step, drift = (tensor.to(kept) for tensor in (value, write, read, step, drift))
-    shown = None if shown is None else shown.to(kept)
-    # The kernels make y from what is shown; the others read the state, and y is corrected afterwards.
-    options = {"shown": shown} if scan is fused else {}
     y, final_state = scan.transport_scan(
         value,
         write,
@@ -107,20 +104,11 @@ def transport_scan(
         drift,
         None if right is None else right.to(kept),
         initial_state=None if initial_state is None else initial_state.to(kept),
+        shown=None if shown is None else shown.to(kept),
         output_final_state=output_final_state,
         cu_seqlens=cu_seqlens,
-        **options,
     )
-    if shown is not None and scan is not fused:
-        y = y + _read_source(read, write, shown - value)
     return y.to(dtype), final_state
-
-
-def _read_source(read: Tensor, write: Tensor, value: Tensor) -> Tensor:
-    """read_t^T write_t value_t^T, what a position reads of a source of its own, [B, T, G, P]."""
-    if value.ndim == 5:
-        return ((read.unsqueeze(-2) * write).sum(-1, keepdim=True) * value).sum(-2)
-    return (read * write).sum(-1, keepdim=True) * value
 
 
 def block_affine_scan(

@@ -7,7 +7,7 @@ The batched scans see them as a padded batch, [num_sequences, longest, ...], who
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -56,7 +56,9 @@ def scan_packed(
     transport_scan: Callable[..., tuple[Tensor, Tensor | None]],
     operands: tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor | None],
     cu_seqlens: Tensor,
-    **options: Any,
+    shown: Tensor | None,
+    initial_state: Tensor | None,
+    output_final_state: bool,
 ) -> tuple[Tensor, Tensor | None]:
     """`transport_scan(*operands)` of packed sequences as a padded batch; y comes back packed, one final state per sequence."""
     packing = packing_of(cu_seqlens)
@@ -68,6 +70,8 @@ def scan_packed(
         packing.pad(step),
         packing.pad(drift) if drift.ndim == 4 else drift,
         None if right is None else packing.pad_right(right),
-        **options,
+        initial_state=initial_state,
+        shown=None if shown is None else packing.pad(shown),
+        output_final_state=output_final_state,
     )
     return packing.unpad(y), final_state

@@ -1,7 +1,8 @@
 """The recurrence as the paper writes it: a loop over time, torch only, any dtype. The only oracle of this project.
 
 Data path: `value` and `write` make the source U_t = write_t value_t^T; `step` and `drift` make the diagonal left factor
-L_t = exp(step_t drift_t); the state moves as H_t = L_t H_{t-1} R_t + U_t; `read` takes y_t = read_t^T H_t out of it.
+L_t = exp(step_t drift_t); the state moves as H_t = L_t H_{t-1} R_t + U_t; `read` takes y_t = read_t^T H_t out of it,
+of whose last source it sees write_t shown_t^T where `shown` is given.
 """
 
 from __future__ import annotations
@@ -36,12 +37,14 @@ def transport_scan(
     right: Tensor | None = None,
     *,
     initial_state: Tensor | None = None,
+    shown: Tensor | None = None,
     output_final_state: bool = False,
     cu_seqlens: Tensor | None = None,
 ) -> tuple[Tensor, Tensor | None]:
     """H_t = exp(step_t drift_t) H_{t-1} right_t + write_t value_t^T, y_t = read_t^T H_t, one step after another."""
     if value.ndim == 4:
         value, write = value.unsqueeze(-2), write.unsqueeze(-2)
+        shown = None if shown is None else shown.unsqueeze(-2)
     if drift.ndim == 2:
         drift = drift.expand(*read.shape)
     if cu_seqlens is None:
@@ -60,7 +63,8 @@ def transport_scan(
             left = torch.exp(step[:, t, :, None] * drift[:, t])
             right_t = None if right is None else right[:, t]
             state = apply(Affine(left, right_t, outer(write[:, t], value[:, t])), state)
-            outputs.append((read[:, t].unsqueeze(-2) @ state).squeeze(-2))
+            seen = state if shown is None else state + outer(write[:, t], shown[:, t] - value[:, t])
+            outputs.append((read[:, t].unsqueeze(-2) @ seen).squeeze(-2))
         finals.append(state)
     y = torch.stack(outputs, dim=1) if outputs else value.new_zeros(*read.shape[:3], value.shape[-1])
     return y, torch.cat(finals) if output_final_state else None
