@@ -2,6 +2,7 @@
 
 import functools
 import importlib.util
+import inspect
 from itertools import pairwise
 
 import pytest
@@ -9,7 +10,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shippo_ssm.scan import resolve_backend, transport_scan
+from shippo_ssm.scan import BACKENDS, resolve_backend, transport_scan
 from shippo_ssm.scan.chunked import chunk_length
 
 FAST = ["associative", "chunked", "fused"]
@@ -80,11 +81,18 @@ def test_variants_equal_the_reference(helpers, reference, backend, case):
     helpers.assert_agree(got, expected, helpers.TOLERANCE[torch.float64])
 
 
+def test_backends_have_one_signature():
+    signatures = {name: inspect.signature(backend.transport_scan) for name, backend in BACKENDS.items()}
+    assert set(signatures.values()) == {signatures["reference"]}
+    front = inspect.signature(transport_scan)
+    assert front.replace(parameters=[p for p in front.parameters.values() if p.name != "backend"]) == signatures["reference"]
+
+
 @pytest.mark.parametrize("backend", FAST)
 @pytest.mark.parametrize("varying", [False, True])
 @pytest.mark.parametrize("bounds", [(0, 70), (0, 0, 3, 3, 40, 70, 70), (0, 1, 2, 70)])
 def test_packed_equals_the_reference_and_each_sequence_alone(helpers, reference, backend, varying, bounds):
-    case = {"B": 1, "T": 70, "states": len(bounds) - 1, "varying": varying}
+    case = {"B": 1, "T": 70, "states": len(bounds) - 1, "varying": varying, "shown": varying}
     operands, expected = reference(**case, cu_seqlens=bounds)
     got = helpers.run_with_gradients(transport_scan, operands, backend=backend, cu_seqlens=torch.tensor(bounds))
     helpers.assert_agree(got, expected, helpers.TOLERANCE[torch.float64])
@@ -92,9 +100,10 @@ def test_packed_equals_the_reference_and_each_sequence_alone(helpers, reference,
         cut = [tensor[:, low:high] for tensor in operands[:4]]
         drift = operands.drift[:, low:high] if varying else operands.drift
         start = operands.initial_state[s : s + 1]
-        y, final_state = transport_scan(
-            *cut, drift, operands.right[:, low:high], initial_state=start, output_final_state=True, backend=backend
-        )
+        options = {"initial_state": start, "output_final_state": True, "backend": backend}
+        if operands.shown is not None:
+            options["shown"] = operands.shown[:, low:high]
+        y, final_state = transport_scan(*cut, drift, operands.right[:, low:high], **options)
         torch.testing.assert_close(got["y"][:, low:high], y, rtol=1e-10, atol=1e-10)
         torch.testing.assert_close(got["final_state"][s : s + 1], final_state, rtol=1e-10, atol=1e-10)
 
