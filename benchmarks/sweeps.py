@@ -119,12 +119,11 @@ def _time(
         for call in calls.values():
             call()
         timings = interleave(calls, rounds=rounds, budget=budget)
-        bandwidth = bytes_moved(whole, scan_pass) / timings["copy"].median
+        bandwidth = bytes_moved(whole, scan_pass) / timings.pop("copy").median
         found[scan_pass] = {}
-        for name, shape in shapes.items():
-            limit = roof(shape, scan_pass, bandwidth, rate)
-            over_roof = {"over_roof": timings[name].median / limit.seconds, "active": limit.active}
-            found[scan_pass][name] = timings[name].as_dict() | over_roof
+        for name, timing in timings.items():
+            limit = roof(shapes[name], scan_pass, bandwidth, rate)
+            found[scan_pass][name] = timing.as_dict() | {"over_roof": timing.median / limit.seconds, "active": limit.active}
     return found
 
 

@@ -14,9 +14,9 @@ from pathlib import Path
 import numpy as np
 
 from shippo_ssm.experiments import get, names
-from shippo_ssm.experiments.core import Experiment, Result
+from shippo_ssm.experiments.core import Experiment, Result, Row
 from shippo_ssm.experiments.store import read_json
-from shippo_ssm.experiments.tables import as_markdown, number, paper_row
+from shippo_ssm.experiments.tables import as_markdown, budget, number, paper_row
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "results"
@@ -38,7 +38,7 @@ HIGHLIGHTS = {
     ],
     "groups": [("oracle-g2", "pair_nmse", "true right action cut into groups of 2: error")],
     "mqar": [
-        ("no-right", "exact_4096", "Transport-MQAR at 4096 events, no right action (ours a fifth of the steps): exact"),
+        ("no-right", "exact_4096", "Transport-MQAR at 4096 events, no right action: exact"),
         ("struct-split", "exact_4096", "the same, split right action: exact"),
     ],
     "suffix": [("zeroed", "exact_4096", "the same weights, right coordinates zeroed: exact")],
@@ -60,13 +60,6 @@ def committed(name: str) -> tuple[Experiment, Result] | None:
 def anchor(title: str) -> str:
     """The anchor that Sphinx and code forges give a heading."""
     return "".join(letter for letter in title.lower().replace(" ", "-") if letter.isalnum() or letter == "-")
-
-
-def budget(result: Result) -> str:
-    """Preset, steps and seeds of a result, in words."""
-    steps = max(row.config.get("steps", 0) for row in result.rows.values())
-    seeds = max(len(row.seeds) for row in result.rows.values())
-    return f"preset `{result.preset}`, {steps:,} steps, {seeds} seed{'s' * (seeds != 1)}, {result.seconds / 60:.0f} minutes"
 
 
 HEAD = """# Results
@@ -96,6 +89,15 @@ def results_page() -> str:
     return "\n".join(parts) + "\n" + "".join(sections)
 
 
+def share(experiment: Experiment, row: Row) -> str:
+    """How many of the paper's steps a row took, where an experiment has a preset of the paper's size and this is less."""
+    if "paper" not in experiment.presets:
+        return ""
+    whole = next(config.steps for config in experiment.rows("paper") if config.name == row.name)
+    steps = row.config["steps"]
+    return f" ({steps:,} of {whole:,} steps)" if steps < whole else ""
+
+
 def readme_table() -> str:
     """The table of results in the README."""
     lines = ["| what | ours | paper | how |", "|---|---|---|---|"]
@@ -109,6 +111,7 @@ def readme_table() -> str:
             if found is not None and row in found[1].rows and metric in found[1].rows[row].metrics:
                 entry = found[1].rows[row]
                 ours = number(entry.mean(metric), entry.std(metric) if len(entry.seeds) > 1 else None, formats[metric])
+                ours += share(experiment, entry)
             lines.append(f"| {words} | {ours} | {theirs} | [`shippo run {name}`](docs/results.md#{anchor(experiment.title)}) |")
     return "\n".join(lines) + "\n"
 

@@ -70,16 +70,19 @@ def heading(column: Column) -> str:
     return column.label + {"lower": " ↓", "higher": " ↑", "neither": ""}[column.better]
 
 
+def budget(result: Result) -> str:
+    """Preset, steps, seeds and time of a result, in words."""
+    steps = max((row.config.get("steps", 0) for row in result.rows.values()), default=0)
+    seeds = max((len(row.seeds) for row in result.rows.values()), default=0)
+    return f"preset {result.preset}, {steps:,} steps, {seeds} seed{'s' * (seeds != 1)}, {result.seconds / 60:.1f} minutes"
+
+
 def facts(experiment: Experiment, result: Result) -> str:
     """Where the numbers come from, in one line."""
-    seeds = max((len(row.seeds) for row in result.rows.values()), default=0)
-    steps = max((row.config.get("steps", 0) for row in result.rows.values()), default=0)
     tables = ", ".join(paper_numbers()[key]["label"] for key in experiment.tables)
-    spread = ", mean ± sample standard deviation" if seeds > 1 else ""
-    return (
-        f"{result.source}: preset {result.preset}, {steps} steps, {seeds} seed{'s' * (seeds != 1)}{spread}, "
-        f"{result.seconds / 60:.1f} minutes, torch {result.versions['torch']}{'; paper: ' * bool(tables)}{tables}"
-    )
+    spread = "; mean ± sample standard deviation" if any(len(row.seeds) > 1 for row in result.rows.values()) else ""
+    paper = f"; paper: {tables}" if tables else ""
+    return f"{result.source}: {budget(result)}, torch {result.versions['torch']}{spread}{paper}"
 
 
 def as_markdown(experiment: Experiment, result: Result) -> str:
