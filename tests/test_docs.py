@@ -85,11 +85,14 @@ def test_a_changed_result_changes_the_pages(tmp_path, monkeypatch):
     (tmp_path / "paired.json").write_text(json.dumps(content))
     monkeypatch.setattr(module, "RESULTS", tmp_path)
     page, table = module.results_page(), module.readme_table()
-    assert "preset `full`, 7 steps, 1 seed, 2 minutes" in page
+    assert "| preset full, 7 steps, 1 seed, 2.0 minutes |" in page
     assert "0.000321" in page
     assert "DOES NOT HOLD" in page
     assert "| 0.987 |" in table
     assert module.with_table(module.README.read_text(), table) != module.README.read_text()
+    short = row | {"name": "no-right", "metrics": {"exact_4096": [0.25]}}
+    (tmp_path / "mqar.json").write_text(json.dumps(content | {"experiment": "mqar", "preset": "quick", "rows": [short]}))
+    assert "| 0.2500 (7 of 5,000 steps) |" in module.readme_table()
 
 
 def test_the_pictures_of_the_pages_are_there():
