@@ -39,6 +39,31 @@ class Affine(NamedTuple):
         return self.left.ndim == self.update.ndim - 1
 
 
+class Recurrence(NamedTuple):
+    """The operands of H_t = exp(step_t drift_t) H_{t-1} right_t + write_t value_t^T, y_t = read_t^T H_t, as one record.
+
+    A record inside the package is normalised: the rank axis is there, all tensors have one floating dtype and device.
+
+    Args:
+        value: [B, T, G, r, P].
+        write: [B, T, G, r, N].
+        read: [B, T, G, N].
+        step: [B, T, G].
+        drift: [G, N] (constant) or [B, T, G, N].
+        right: [B, T, G, P, P], or `None` for the identity.
+        seen: [B, T, G, r, P], what y_t sees of its own source in the place of `value`: y_t = read_t^T (L_t H_{t-1} R_t +
+            write_t seen_t^T); `None` for `value` itself. The two-point cell stores more of a source than it shows at once.
+    """
+
+    value: Tensor
+    write: Tensor
+    read: Tensor
+    step: Tensor
+    drift: Tensor
+    right: Tensor | None = None
+    seen: Tensor | None = None
+
+
 def identity_affine(
     num_rows: int,
     num_columns: int,

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from shippo_ssm._dtypes import compute_dtype
 from shippo_ssm.scan import associative, chunked, fused, reference
+from shippo_ssm.scan.algebra import Recurrence
 from shippo_ssm.scan.checks import check_affine_arguments, check_transport_arguments
 
 BACKENDS = {"reference": reference, "associative": associative, "chunked": chunked, "fused": fused}
@@ -109,6 +110,20 @@ def transport_scan(
         cu_seqlens=cu_seqlens,
     )
     return y.to(dtype), final_state
+
+
+def scan(
+    recurrence: Recurrence,
+    *,
+    initial_state: Tensor | None = None,
+    output_final_state: bool = False,
+    cu_seqlens: Tensor | None = None,
+    backend: str = "auto",
+) -> tuple[Tensor, Tensor | None]:
+    """`transport_scan` of a record that is checked and normalised already; y and the state in the record's dtype."""
+    run = BACKENDS[_choose(recurrence.value, backend)[0]].transport_scan
+    *operands, seen = recurrence
+    return run(*operands, initial_state=initial_state, shown=seen, output_final_state=output_final_state, cu_seqlens=cu_seqlens)
 
 
 def block_affine_scan(
