@@ -10,19 +10,17 @@ __version__ = "0.1.0"
 if TYPE_CHECKING:
     from shippo_ssm.layers import Shippo as Shippo
     from shippo_ssm.layers import ShippoBackbone as ShippoBackbone
-    from shippo_ssm.layers import ShippoBlock as ShippoBlock
     from shippo_ssm.scan import block_affine_scan as block_affine_scan
     from shippo_ssm.scan import transport_scan as transport_scan
 
 # Public name -> the room it lives in. Rooms load on first use, so that `import shippo_ssm` stays cheap.
 _EXPORTS = {
     "Shippo": "layers",
-    "ShippoBlock": "layers",
     "ShippoBackbone": "layers",
     "transport_scan": "scan",
     "block_affine_scan": "scan",
 }
-__all__ = ["Shippo", "ShippoBackbone", "ShippoBlock", "__version__", "block_affine_scan", "transport_scan"]
+__all__ = ["Shippo", "ShippoBackbone", "__version__", "block_affine_scan", "transport_scan"]
 
 
 def __getattr__(name: str) -> Any:

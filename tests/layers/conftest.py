@@ -1,5 +1,7 @@
 """What the layer tests share: a layer whose controller really moves things, and operands for the cell."""
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 from torch import nn
@@ -32,10 +34,40 @@ def gradients(layer, u, run) -> list[torch.Tensor]:
     return list(torch.autograd.grad((y * weights).sum(), [u, *layer.parameters()]))
 
 
+def run_steps(layer, u):
+    """The layer token by token, from `init_state`."""
+    state, outputs = layer.init_state(u.shape[0]), []
+    for t in range(u.shape[1]):
+        y, state = layer.step(u[:, t], state)
+        outputs.append(y)
+    return torch.stack(outputs, 1), state
+
+
+def run_split(layer, u, place):
+    """The layer in two segments."""
+    first, state = layer(u[:, :place], output_state=True)
+    second, state = layer(u[:, place:], state, output_state=True)
+    return torch.cat([first, second], 1), state
+
+
+def check_mixer(layer, batch=2, length=6) -> None:
+    """What every mixer keeps: steps and segments give the whole; it is causal; every parameter gets a finite gradient."""
+    u = torch.randn(batch, length, layer.d_model, dtype=torch.float64)
+    whole, final = layer(u, output_state=True)
+    assert torch.equal(layer(u), whole)
+    for y, state in (run_steps(layer, u), run_split(layer, u, 1), run_split(layer, u, length - 2)):
+        assert worst(y, whole) < 1e-9
+        assert worst(state, final) < 1e-9
+    later = u.clone()
+    later[:, length // 2 :] += 1
+    assert worst(layer(later)[:, : length // 2], whole[:, : length // 2]) < 1e-12
+    for gradient in gradients(layer, u, layer):
+        assert torch.isfinite(gradient).all()
+    with pytest.raises(ValueError, match=r"`u` is shape .*; expected \[B, T, d_model\]"):
+        layer(torch.randn(batch, length, layer.d_model + 1, dtype=torch.float64))
+
+
 @pytest.fixture
 def tools():
-    class Tools:
-        pass
-
-    Tools.make_layer, Tools.worst, Tools.gradients = staticmethod(make_layer), staticmethod(worst), staticmethod(gradients)
-    return Tools
+    shared = (make_layer, worst, gradients, run_steps, run_split, check_mixer)
+    return SimpleNamespace(**{function.__name__: function for function in shared})

@@ -180,7 +180,8 @@ def test_half_precision_computes_in_float32():
         ({"mask": torch.ones(2, 8, dtype=torch.bool)}, "`mask` has T = 8"),
         ({"mask": torch.ones(2, 9, dtype=torch.bool), "cu_seqlens": torch.tensor([0, 9])}, "`mask` came with `cu_seqlens`"),
         ({"cu_seqlens": torch.tensor([0, 9])}, "expected B = 1"),
-        ({"initial_state": CellState(*(torch.zeros(2, 2, 4, 3),) * 3)}, "`initial_state.memory` has N = 4"),
+        ({"initial_state": CellState(*(torch.zeros(2, 2, 4, 3),) * 3)}, r"`initial_state.memory` has shape \(2, 2, 4, 3\)"),
+        ({"initial_state": torch.zeros(2, 2, 5, 3)}, "`initial_state` is a Tensor; expected a CellState"),
     ],
 )
 def test_bad_arguments(change, message):

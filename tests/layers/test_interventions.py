@@ -38,7 +38,7 @@ def test_switches_are_put_back_after_an_error(tools):
         raise RuntimeError
     assert layer.use_right
     assert not layer.controller.zero_suffix
-    with pytest.raises(ValueError, match="without a Shippo"), identity_right(nn.Linear(2, 2)):
+    with pytest.raises(ValueError, match="without a Mixer"), identity_right(nn.Linear(2, 2)):
         pass
 
 

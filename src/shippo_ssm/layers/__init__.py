@@ -1,28 +1,34 @@
-"""Layers: the two-point cell, the controller, the Shippo mixer, blocks, lifts, interventions (paper section 3)."""
+"""Layers: what a mixer is, the two-point cell, the Shippo layer, lifts, blocks, interventions (paper section 3)."""
 
-from shippo_ssm.layers.block import ShippoBackbone, ShippoBlock
+from shippo_ssm.layers.block import Block, ShippoBackbone, Stack
 from shippo_ssm.layers.cell import CellState, shippo_cell, shippo_cell_step
 from shippo_ssm.layers.controller import Controller, Emission
 from shippo_ssm.layers.conv import ShortConv
 from shippo_ssm.layers.drift import initial_drift
 from shippo_ssm.layers.interventions import debug_nans, identity_right, weight_decay_groups, zero_right_suffix
 from shippo_ssm.layers.lift import LiftedMemory, LiftState, lift
-from shippo_ssm.layers.mixer import Shippo
+from shippo_ssm.layers.mixer import Mixer, Segment
 from shippo_ssm.layers.online import OnlineMemory, online_memory
+from shippo_ssm.layers.shippo import Shippo
+from shippo_ssm.layers.spec import ShippoSpec
 from shippo_ssm.layers.state import ShippoState, detach_states, reorder_states
 
 __all__ = [
+    "Block",
     "CellState",
     "Controller",
     "Emission",
     "LiftState",
     "LiftedMemory",
+    "Mixer",
     "OnlineMemory",
+    "Segment",
     "Shippo",
     "ShippoBackbone",
-    "ShippoBlock",
+    "ShippoSpec",
     "ShippoState",
     "ShortConv",
+    "Stack",
     "debug_nans",
     "detach_states",
     "identity_right",

@@ -1,80 +1,117 @@
-"""Layers in a stack: `ShippoBlock` is u + Shippo(norm(u)), `ShippoBackbone` is a stack of blocks and a last norm.
+"""Layers in a stack: a `Block` is u + mixer(norm(u)), a `Stack` is blocks one after another with their states.
 
-Data path: u [B, T, d_model] passes n_layers blocks, each with its own `ShippoState`; the states of all layers are a list.
+Data path: u [B, T, d_model] passes the blocks, each with the state of its own mixer; the states of all blocks are a list. What
+stands before the stack and behind its last norm (embeddings, heads, caches) is the model's affair: `ShippoBackbone` is a stack
+and a norm, the sequence model and the Hugging Face model put theirs around it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from shippo_ssm.layers.mixer import Shippo
+from shippo_ssm.layers.mixer import Mixer, Segment
+from shippo_ssm.layers.shippo import Shippo
+from shippo_ssm.layers.spec import ShippoSpec
 from shippo_ssm.layers.state import ShippoState
 
 
-class ShippoBlock(nn.Module):
-    """y = u + mixer(norm(u)): the pre-norm residual block.
+class Block(Mixer[Any]):
+    """y = u + mixer(norm(u)), then y + mlp(norm(y)) where there is an mlp: the pre-norm residual block.
 
     Args:
-        d_model: width.
-        mixer: the sequence layer inside; by default a `Shippo(d_model, **options)`.
-        norm_eps: epsilon of the RMS norm.
-        options: further arguments of `Shippo`, for the default mixer.
+        mixer: the sequence layer inside.
+        mlp: a module that works on each position for itself, [.., d_model] -> [.., d_model]; none by default.
+        norm_eps: epsilon of the RMS norms.
 
     Example:
         >>> import torch
-        >>> from shippo_ssm import ShippoBlock
-        >>> ShippoBlock(16, d_state=8, backend="reference")(torch.randn(2, 5, 16)).shape
+        >>> from shippo_ssm import Shippo
+        >>> from shippo_ssm.layers import Block
+        >>> Block(Shippo(16, d_state=8, backend="reference"))(torch.randn(2, 5, 16)).shape
         torch.Size([2, 5, 16])
     """
 
     def __init__(
         self,
-        d_model: int,
-        mixer: nn.Module | None = None,
+        mixer: Mixer[Any],
+        mlp: nn.Module | None = None,
         *,
         norm_eps: float = 1e-5,
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
-        **options: Any,
     ) -> None:
-        super().__init__()
-        if mixer is not None and options:
-            raise ValueError(
-                f"ShippoBlock: `mixer` came with {', '.join(options)}; expected one of them; set options on the mixer"
-            )
-        self.norm = nn.RMSNorm(d_model, eps=norm_eps, device=device, dtype=dtype)
-        self.mixer = Shippo(d_model, device=device, dtype=dtype, **options) if mixer is None else mixer
+        super().__init__(mixer.d_model)
+        self.norm = nn.RMSNorm(self.d_model, eps=norm_eps, device=device, dtype=dtype)
+        self.mixer = mixer
+        self.mlp_norm = None if mlp is None else nn.RMSNorm(self.d_model, eps=norm_eps, device=device, dtype=dtype)
+        self.mlp = mlp
 
-    def forward(self, u: Tensor, state: Any = None, **call: Any) -> Any:
-        """u [B, T, d_model] and the arguments of the mixer's `forward`; returns y, or (y, state) with `output_state=True`."""
-        mixed = self.mixer(self.norm(u), state, **call)
-        if call.get("output_state"):
-            return u + mixed[0], mixed[1]
-        return u + mixed
-
-    def step(self, u: Tensor, state: Any) -> tuple[Tensor, Any]:
-        """One token, u [B, d_model]."""
-        y, state = self.mixer.step(self.norm(u), state)  # pyright: ignore[reportCallIssue]
-        return u + y, state
+    def run(self, u: Tensor, state: Any, segment: Segment) -> tuple[Tensor, Any]:
+        mixed, state = self.mixer(self.norm(u), state, segment, output_state=True)
+        u = u + mixed
+        if self.mlp is not None and self.mlp_norm is not None:
+            u = u + self.mlp(self.mlp_norm(u))
+        return u, state
 
     def init_state(self, batch_size: int) -> Any:
-        """The mixer's state before the first token."""
-        return self.mixer.init_state(batch_size)  # pyright: ignore[reportCallIssue]
+        return self.mixer.init_state(batch_size)
 
 
-class ShippoBackbone(nn.Module):
-    """A stack of `n_layers` blocks and a last RMS norm, with the same calls as one layer.
+class Stack(nn.ModuleList):
+    """Blocks one after another, each with its own state.
+
+    Attributes:
+        gradient_checkpointing: recompute each block in the backward pass instead of keeping what is inside it.
+    """
+
+    def __init__(self, blocks: Iterable[Block]) -> None:
+        super().__init__(blocks)
+        if not len(self):
+            raise ValueError("Stack: `blocks` is empty; expected at least 1 layer")
+        self.gradient_checkpointing = False
+
+    def __iter__(self) -> Iterator[Block]:
+        return super().__iter__()  # pyright: ignore[reportReturnType]
+
+    def run(
+        self, u: Tensor, states: Sequence[Any] | None, segment: Segment, seen: list[Tensor] | None = None
+    ) -> tuple[Tensor, list[Any]]:
+        """u [B, T, d_model] through all blocks; what enters each of them is appended to `seen` where that is given."""
+        if states is not None and len(states) != len(self):
+            raise ValueError(
+                f"Stack: `states` has {len(states)} entries; expected {len(self)}, one per layer; the states belong to another "
+                "model, make them with init_state(batch_size)"
+            )
+        after = []
+        for index, block in enumerate(self):
+            if seen is not None:
+                seen.append(u)
+            state = None if states is None else states[index]
+            if self.gradient_checkpointing and self.training and torch.is_grad_enabled():
+                u, state = checkpoint(block, u, state, segment, output_state=True, use_reentrant=False)
+            else:
+                u, state = block(u, state, segment, output_state=True)
+            after.append(state)
+        return u, after
+
+    def init_state(self, batch_size: int) -> list[Any]:
+        """The states of all blocks before the first position."""
+        return [block.init_state(batch_size) for block in self]
+
+
+class ShippoBackbone(Mixer[list[ShippoState]]):
+    """A stack of `n_layers` blocks with a `Shippo` each, and a last RMS norm; its state is a list, one per layer.
 
     Args:
         d_model: width.
         n_layers: number of blocks.
         norm_eps: epsilon of the norms.
-        options: further arguments of every `Shippo`.
+        options: the fields of `ShippoSpec`.
 
     Example:
         >>> import torch
@@ -95,59 +132,15 @@ class ShippoBackbone(nn.Module):
         dtype: torch.dtype | None = None,
         **options: Any,
     ) -> None:
-        super().__init__()
-        if n_layers < 1:
-            raise ValueError(f"ShippoBackbone: `n_layers` is {n_layers}; expected at least 1")
-        self.layers = nn.ModuleList(
-            ShippoBlock(d_model, norm_eps=norm_eps, layer_idx=index, device=device, dtype=dtype, **options)
-            for index in range(n_layers)
-        )
-        self.norm = nn.RMSNorm(d_model, eps=norm_eps, device=device, dtype=dtype)
-        # Recompute each block in the backward pass instead of keeping what is inside it.
-        self.gradient_checkpointing = False
+        super().__init__(d_model)
+        spec, place = ShippoSpec(**options), {"device": device, "dtype": dtype}
+        layers = (Shippo(d_model, spec=spec, layer_idx=index, device=device, dtype=dtype) for index in range(n_layers))
+        self.layers = Stack(Block(layer, norm_eps=norm_eps, device=device, dtype=dtype) for layer in layers)
+        self.norm = nn.RMSNorm(d_model, eps=norm_eps, **place)
 
-    def forward(
-        self,
-        u: Tensor,
-        states: Sequence[ShippoState] | None = None,
-        *,
-        attention_mask: Tensor | None = None,
-        cu_seqlens: Tensor | None = None,
-        output_state: bool = False,
-    ) -> Any:
-        """u [B, T, d_model] through all blocks; arguments as in `Shippo.forward`, with a list of states, one per layer."""
-        self._check_states("ShippoBackbone.forward", states)
-        call = {"attention_mask": attention_mask, "cu_seqlens": cu_seqlens, "output_state": output_state}
-        after = []
-        for index, layer in enumerate(self.layers):
-            state = None if states is None else states[index]
-            if self.gradient_checkpointing and self.training and torch.is_grad_enabled():
-                u = checkpoint(layer, u, state, use_reentrant=False, **call)
-            else:
-                u = layer(u, state, **call)
-            if output_state:
-                u, state = u
-                after.append(state)
-        u = self.norm(u)
-        return (u, after) if output_state else u
-
-    def step(self, u: Tensor, states: Sequence[ShippoState]) -> tuple[Tensor, list[ShippoState]]:
-        """One token through all blocks: u [B, d_model] and the states give y [B, d_model] and the next states."""
-        self._check_states("ShippoBackbone.step", states)
-        after = []
-        for layer, state in zip(self.layers, states):
-            assert isinstance(layer, ShippoBlock)
-            u, state = layer.step(u, state)
-            after.append(state)
+    def run(self, u: Tensor, state: Sequence[ShippoState] | None, segment: Segment) -> tuple[Tensor, list[ShippoState]]:
+        u, after = self.layers.run(u, state, segment)
         return self.norm(u), after
 
     def init_state(self, batch_size: int) -> list[ShippoState]:
-        """The states of all layers before the first token."""
-        return [layer.init_state(batch_size) for layer in self.layers]  # pyright: ignore[reportCallIssue]
-
-    def _check_states(self, op: str, states: Sequence[ShippoState] | None) -> None:
-        if states is not None and len(states) != len(self.layers):
-            raise ValueError(
-                f"{op}: `states` has {len(states)} entries; expected {len(self.layers)}, one per layer; the states belong to "
-                "another model, make them with init_state(batch_size)"
-            )
+        return self.layers.init_state(batch_size)

@@ -23,8 +23,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from shippo_ssm._dtypes import compute_dtype
-from shippo_ssm.scan import transport_scan
-from shippo_ssm.scan.checks import expect_shape
+from shippo_ssm.layers.mixer import Segment
+from shippo_ssm.scan import Recurrence, scan
+from shippo_ssm.scan.checks import check_transport_arguments, expect_shape
 
 
 class CellState(NamedTuple):
@@ -90,63 +91,79 @@ def shippo_cell(
         >>> y.flatten().tolist(), state.memory.item()
         ([0.5, 1.5], 1.5)
     """
-    op = "shippo_cell"
-    sizes: dict[str, int] = {}
-    if isinstance(step, Tensor):
-        expect_shape(op, "step", step, ("B", "T", "G"), sizes)
-    expect_shape(op, "mix", mix, ("B", "T", "G"), sizes)
-    rank = ("r",) if value.ndim == 5 else ()
+    op, kept, dtype = "shippo_cell", compute_dtype(value.dtype), value.dtype
     if cu_seqlens is not None and mask is not None:
         raise ValueError(f"{op}: `mask` came with `cu_seqlens`; expected one of them; leave padding out of packed sequences")
+    value, write, read, step, drift = (tensor.to(kept) for tensor in (value, write, read, step, drift))
+    right = None if right is None else right.to(kept)
+    check_transport_arguments(value, write, read, step, drift, right, None, cu_seqlens, op=op)
+    sizes = {"B": value.shape[0], "T": value.shape[1], "G": value.shape[2]}
+    expect_shape(op, "mix", mix, ("B", "T", "G"), sizes)
     if mask is not None:
         expect_shape(op, "mask", mask, ("B", "T"), sizes)
         if mask.dtype != torch.bool:
             raise ValueError(
                 f"{op}: `mask` has dtype {mask.dtype}; expected torch.bool, True at real positions; use mask.bool()"
             )
-    count = value.shape[0] if cu_seqlens is None else cu_seqlens.shape[0] - 1
-    if initial_state is not None:
-        sizes = {"B": count, "G": value.shape[2], "r": value.shape[-2], "N": read.shape[-1], "P": value.shape[-1]}
-        expect_shape(op, "initial_state.memory", initial_state.memory, ("B", "G", "N", "P"), sizes)
-        expect_shape(op, "initial_state.write", initial_state.write, ("B", "G", *rank, "N"), sizes)
-        expect_shape(op, "initial_state.value", initial_state.value, ("B", "G", *rank, "P"), sizes)
-
-    dtype, kept = value.dtype, compute_dtype(value.dtype)
-    value, write, read, step, mix, drift = (tensor.to(kept) for tensor in (value, write, read, step, mix, drift))
-    right = None if right is None else right.to(kept)
+    segment = Segment(mask, cu_seqlens)
+    rank = value.shape[3:-1]
+    shapes = {
+        "memory": (segment.num_sequences(value), value.shape[2], read.shape[-1], value.shape[-1]),
+        "write": (segment.num_sequences(value), value.shape[2], *rank, read.shape[-1]),
+        "value": (segment.num_sequences(value), value.shape[2], *rank, value.shape[-1]),
+    }
     if initial_state is None:
-        memory = value.new_zeros(count, value.shape[2], read.shape[-1], value.shape[-1])
-        before = CellState(memory, write.new_zeros(count, *write.shape[2:]), value.new_zeros(count, *value.shape[2:]))
-    else:
-        before = CellState(*(tensor.to(kept) for tensor in initial_state))
-    if mask is not None:
-        value, write, step, right = _hold(value, write, step, right, before, mask)
+        initial_state = CellState(*(value.new_zeros(shape) for shape in shapes.values()))
+    elif not isinstance(initial_state, CellState):
+        raise ValueError(
+            f"{op}: `initial_state` is a {type(initial_state).__name__}; expected a CellState, as an earlier call returned it"
+        )
+    for (name, shape), tensor in zip(shapes.items(), initial_state):
+        if tuple(tensor.shape) != shape:
+            raise ValueError(
+                f"{op}: `initial_state.{name}` has shape {tuple(tensor.shape)}; expected {shape}; the state belongs to other "
+                "operands"
+            )
+    before = CellState(*(tensor.to(kept) for tensor in initial_state))
+    if not rank:
+        value, write = value.unsqueeze(-2), write.unsqueeze(-2)
+    y, after = run_cell(Recurrence(value, write, read, step, drift, right), mix.to(kept), before, segment, backend)
+    return y.to(dtype), after if output_final_state else None
 
+
+def run_cell(
+    recurrence: Recurrence, mix: Tensor, before: CellState, segment: Segment, backend: str
+) -> tuple[Tensor, CellState]:
+    """`shippo_cell` of a normalised record, from the state `before`; its write and value may lack the axis of rank one."""
+    if segment.mask is not None:
+        recurrence = _hold(recurrence, before, segment.mask)
+    value, write, step = recurrence.value, recurrence.write, recurrence.step
     gamma, beta = mix * step, (1 - mix) * step
     beta_next = F.pad(beta[:, 1:], (0, 0, 0, 1))
-    if cu_seqlens is not None:
+    if segment.cu_seqlens is not None and value.shape[1]:
         # An empty first sequence has no last position; -1 wraps to the end of the row, which is zero already.
-        last = torch.remainder(cu_seqlens[1:] - 1, max(value.shape[1], 1))
-        beta_next = beta_next.index_fill(1, last.to(torch.int64), 0) if value.shape[1] else beta_next
+        last = torch.remainder(segment.cu_seqlens[1:] - 1, value.shape[1])
+        beta_next = beta_next.index_fill(1, last.to(torch.int64), 0)
     # The weight of a source stands on its value, the shorter of its two factors.
-    gamma, beta_next = (weight.view(*weight.shape, *(1 for _ in rank), 1) for weight in (gamma, beta_next))
-    y, memory = transport_scan(
-        (gamma + beta_next) * value,
-        write,
-        read,
-        step,
-        drift,
-        right,
-        initial_state=_enter(before, beta, cu_seqlens),
-        shown=gamma * value,
-        output_final_state=output_final_state,
-        cu_seqlens=cu_seqlens,
+    stored = (gamma + beta_next)[..., None, None] * value
+    y, memory = scan(
+        recurrence._replace(value=stored, seen=gamma[..., None, None] * value),
+        initial_state=_enter(before, beta, segment.cu_seqlens),
+        output_final_state=True,
+        cu_seqlens=segment.cu_seqlens,
         backend=backend,
     )
-    y = y.to(dtype)
-    if memory is None:
-        return y, None
-    return y, CellState(memory, _last(write, before.write, cu_seqlens), _last(value, before.value, cu_seqlens))
+    assert memory is not None
+    write, value = (_last(*pair, segment.cu_seqlens) for pair in ((write, before.write), (value, before.value)))
+    return y, CellState(memory, write, value)
+
+
+def step_cell(recurrence: Recurrence, mix: Tensor, before: CellState) -> tuple[Tensor, CellState]:
+    """`run_cell` of a record with a single position, as one update instead of a scan."""
+    value, write, read, step = (tensor.squeeze(1) for tensor in recurrence[:4])
+    right = None if recurrence.right is None else recurrence.right.squeeze(1)
+    y, after = shippo_cell_step(value, write, read, step, mix.squeeze(1), recurrence.drift, right, before)
+    return y.unsqueeze(1), after
 
 
 def shippo_cell_step(
@@ -180,7 +197,7 @@ def shippo_cell_step(
     memory = memory if right is None else memory @ right.to(kept)
     memory = torch.exp(step[..., None] * drift)[..., None] * memory + gamma * _outer(write, value, memory.ndim)
     y = (read.unsqueeze(-2) @ memory).squeeze(-2)
-    return y.to(dtype), CellState(memory, write, value)
+    return y.to(dtype), CellState(memory, write.view_as(state.write), value.view_as(state.value))
 
 
 def _outer(write: Tensor, value: Tensor, ndim: int) -> Tensor:
@@ -203,30 +220,30 @@ def _enter(before: CellState, beta: Tensor, cu_seqlens: Tensor | None) -> Tensor
 
 
 def _last(tensor: Tensor, before: Tensor, cu_seqlens: Tensor | None) -> Tensor:
-    """`tensor` [B, T, ...] at the last position of each sequence, or what stood `before` an empty one."""
+    """`tensor` [B, T, ...] at the last position of each sequence, or what stood `before` an empty one, in its shape."""
     if tensor.shape[1] == 0:
         return before
     if cu_seqlens is None:
-        return tensor[:, -1]
-    last = tensor[0, (cu_seqlens[1:] - 1).clamp_min(0).to(torch.int64)]
+        return tensor[:, -1].view_as(before)
+    last = tensor[0, (cu_seqlens[1:] - 1).clamp_min(0).to(torch.int64)].view_as(before)
     filled = (cu_seqlens.diff() > 0).view(-1, *[1] * (last.ndim - 1))
     return torch.where(filled, last, before)
 
 
-def _hold(
-    value: Tensor, write: Tensor, step: Tensor, right: Tensor | None, before: CellState, mask: Tensor
-) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
+def _hold(recurrence: Recurrence, before: CellState, mask: Tensor) -> Recurrence:
     """Turn masked positions into identity maps that hold the write and value of the last real position before them."""
     batch, length = mask.shape
     places = torch.arange(1, length + 1, device=mask.device).expand(batch, length)
     # Place 0 is what stood before the segment, place t + 1 is position t.
     source = torch.where(mask, places, 0).cummax(1).values if length else places
     rows = torch.arange(batch, device=mask.device).unsqueeze(1)
-
-    value = torch.cat([before.value.unsqueeze(1), value], dim=1)[rows, source]
-    write = torch.cat([before.write.unsqueeze(1), write], dim=1)[rows, source]
-    step = torch.where(mask.unsqueeze(-1), step, 0)
+    held = [
+        torch.cat([first.view_as(tensor[:, :1]) if length else first.unsqueeze(1), tensor], dim=1)[rows, source]
+        for first, tensor in ((before.value, recurrence.value), (before.write, recurrence.write))
+    ]
+    right = recurrence.right
     if right is not None:
         eye = torch.eye(right.shape[-1], dtype=right.dtype, device=right.device)
         right = torch.where(mask[..., None, None, None], right, eye)
-    return value, write, step, right
+    step = torch.where(mask.unsqueeze(-1), recurrence.step, 0)
+    return recurrence._replace(value=held[0], write=held[1], step=step, right=right)

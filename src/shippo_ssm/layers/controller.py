@@ -11,15 +11,17 @@ copied on the way into the scan; the gates are numbers per group, left to stand 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from shippo_ssm._dtypes import compute_dtype
+from shippo_ssm.actions import RightAction
 from shippo_ssm.layers.conv import ShortConv
+from shippo_ssm.layers.mixer import WHOLE, Segment
+from shippo_ssm.layers.spec import ShippoSpec
 
 # Rows of `scalar_bias` and order of the four scalars.
 SCALARS = ("step", "mix", "write_gate", "read_gate")
@@ -29,7 +31,7 @@ class Emission(NamedTuple):
     """What the controller says for every position.
 
     Args:
-        write: [B, T, G, N], or [B, T, G, r, N] for r > 1.
+        write: [B, T, G, r, N].
         read: [B, T, G, N].
         step: [B, T, G], > 0.
         mix: [B, T, G] in (0, 1).
@@ -56,51 +58,43 @@ class Controller(nn.Module):
     Args:
         channels: D, the width of the branch it reads.
         num_groups: G.
-        d_state: N.
-        num_coordinates: K, coordinates of the right action per group; 0 leaves the suffix out.
-        write_rank: r.
-        conv_width: taps of an auxiliary causal convolution in front; 0 (default) is the input-only controller.
-        dt_min, dt_max: the range in which steps start, log-uniform over the groups.
-        init_coordinates: K numbers, where the right coordinates start; zeros by default.
+        right: the family of right actions, whose K coordinates per group it emits.
+        spec: the options of the layer.
 
     Example:
         >>> import torch
-        >>> controller = Controller(16, num_groups=4, d_state=8, num_coordinates=16)
+        >>> from shippo_ssm.actions import SplitFlow
+        >>> controller = Controller(16, 4, SplitFlow(4), ShippoSpec(d_state=8))
         >>> emission, _ = controller(torch.randn(2, 5, 16))
         >>> emission.write.shape, emission.coords.shape
-        (torch.Size([2, 5, 4, 8]), torch.Size([2, 5, 4, 16]))
+        (torch.Size([2, 5, 4, 1, 8]), torch.Size([2, 5, 4, 16]))
     """
 
     def __init__(
         self,
         channels: int,
         num_groups: int,
-        d_state: int,
-        num_coordinates: int = 0,
+        right: RightAction,
+        spec: ShippoSpec,
         *,
-        write_rank: int = 1,
-        conv_width: int = 0,
-        dt_min: float = 0.001,
-        dt_max: float = 0.1,
-        init_coordinates: Sequence[float] | None = None,
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
-        if not 0 < dt_min <= dt_max:
-            raise ValueError(f"Controller: `dt_min`, `dt_max` are {dt_min}, {dt_max}; expected 0 < dt_min <= dt_max")
-        self.num_groups, self.d_state, self.num_coordinates, self.write_rank = num_groups, d_state, num_coordinates, write_rank
-        self.dt_min, self.dt_max = dt_min, dt_max
-        self.conv = ShortConv(channels, conv_width, device=device, dtype=dtype) if conv_width else None
-        self.write_proj = nn.Linear(channels, num_groups * write_rank * d_state, bias=False, device=device, dtype=dtype)
-        self.read_proj = nn.Linear(channels, num_groups * d_state, bias=False, device=device, dtype=dtype)
-        self.scalar_proj = nn.Linear(channels, len(SCALARS) * num_groups, bias=False, device=device, dtype=dtype)
+        place: dict[str, Any] = {"device": device, "dtype": dtype}
+        self.num_groups, self.spec, self.num_coordinates = num_groups, spec, right.num_coordinates
+        self.conv = ShortConv(channels, spec.controller_conv, **place) if spec.controller_conv else None
+        self.write_proj = nn.Linear(channels, num_groups * spec.write_rank * spec.d_state, bias=False, **place)
+        self.read_proj = nn.Linear(channels, num_groups * spec.d_state, bias=False, **place)
+        self.scalar_proj = nn.Linear(channels, len(SCALARS) * num_groups, bias=False, **place)
         self.right_proj, self.right_bias = None, None
-        self.scalar_bias = nn.Parameter(torch.empty(len(SCALARS), num_groups, device=device, dtype=dtype))
-        if num_coordinates:
-            self.right_proj = nn.Linear(channels, num_groups * num_coordinates, bias=False, device=device, dtype=dtype)
-            self.right_bias = nn.Parameter(torch.empty(num_groups, num_coordinates, device=device, dtype=dtype))
-        self.init_coordinates = tuple(init_coordinates or [0.0] * num_coordinates)
+        self.scalar_bias = nn.Parameter(torch.empty(len(SCALARS), num_groups, **place))
+        if self.num_coordinates:
+            self.right_proj = nn.Linear(channels, num_groups * self.num_coordinates, bias=False, **place)
+            self.right_bias = nn.Parameter(torch.empty(num_groups, self.num_coordinates, **place))
+        # Plain numbers also where modules are built without storage, on the meta device.
+        with torch.device("cpu"):
+            self.init_coordinates = right.init_coordinates().tolist()
         # Set by `zero_right_suffix` at evaluation.
         self.zero_suffix = False
         self.reset_parameters()
@@ -111,7 +105,7 @@ class Controller(nn.Module):
             projection.reset_parameters()
         with torch.no_grad():
             self.scalar_bias.zero_()
-            low, high = math.log(self.dt_min), math.log(self.dt_max)
+            low, high = math.log(self.spec.dt_min), math.log(self.spec.dt_max)
             step = torch.exp(torch.rand_like(self.scalar_bias[0]) * (high - low) + low)
             # The inverse of softplus, log(exp(step) - 1), in a form that keeps small steps.
             self.scalar_bias[0] = step + torch.log(-torch.expm1(-step))
@@ -124,44 +118,29 @@ class Controller(nn.Module):
         """What stays in float32 in a half-precision model and takes no weight decay."""
         return [self.scalar_bias] + ([] if self.right_bias is None else [self.right_bias])
 
-    def forward(
-        self, x: Tensor, window: Tensor | None = None, *, mask: Tensor | None = None, cu_seqlens: Tensor | None = None
-    ) -> tuple[Emission, Tensor | None]:
+    def forward(self, x: Tensor, window: Tensor | None = None, segment: Segment = WHOLE) -> tuple[Emission, Tensor | None]:
         """Emit for every position of `x` [B, T, D].
 
         Args:
             x: [B, T, D].
             window: [B, K - 1, D], inputs before `x`, for the convolution variant; a fresh start by default.
-            mask: [B, T] bool, `False` at padding.
-            cu_seqlens: [num_sequences + 1], with B = 1.
+            segment: padding and packing.
 
         Returns:
             The `Emission` in float32 at least, and the next window (`None` for the input-only controller).
         """
         if self.conv is not None:
-            count = x.shape[0] if cu_seqlens is None else cu_seqlens.shape[0] - 1
-            window = self.conv.init_window(count) if window is None else window
-            x, window = self.conv(x, window, mask=mask, cu_seqlens=cu_seqlens)
-        ranks = (self.write_rank,) if self.write_rank > 1 else ()
-        write = self.write_proj(x).unflatten(-1, (self.num_groups, *ranks, self.d_state))
-        read = self.read_proj(x).unflatten(-1, (self.num_groups, self.d_state))
+            window = self.conv.init_window(segment.num_sequences(x)) if window is None else window
+            x, window = self.conv(x, window, segment)
+        groups, order = self.num_groups, self.spec.d_state
+        write = self.write_proj(x).unflatten(-1, (groups, self.spec.write_rank, order))
+        read = self.read_proj(x).unflatten(-1, (groups, order))
         dtype = compute_dtype(write.dtype)
-        scalars = self.scalar_proj(x).unflatten(-1, (len(SCALARS), self.num_groups)).to(dtype) + self.scalar_bias.to(dtype)
+        scalars = self.scalar_proj(x).unflatten(-1, (len(SCALARS), groups)).to(dtype) + self.scalar_bias.to(dtype)
         step, mix, write_gate, read_gate = scalars.unbind(-2)
-        emission = Emission(
-            write.to(dtype),
-            read.to(dtype),
-            F.softplus(step),
-            mix.sigmoid(),
-            write_gate.sigmoid(),
-            read_gate.sigmoid(),
-            self._coords(x, dtype),
-        )
-        return emission, window
-
-    def _coords(self, x: Tensor, dtype: torch.dtype) -> Tensor:
-        """The right suffix [B, T, G, K]."""
-        shape = (*x.shape[:-1], self.num_groups, self.num_coordinates)
         if self.right_proj is None or self.right_bias is None or self.zero_suffix:
-            return x.new_zeros(shape, dtype=dtype)
-        return self.right_proj(x).unflatten(-1, shape[-2:]).to(dtype) + self.right_bias.to(dtype)
+            coords = x.new_zeros((*x.shape[:-1], groups, self.num_coordinates), dtype=dtype)
+        else:
+            coords = self.right_proj(x).unflatten(-1, (groups, -1)).to(dtype) + self.right_bias.to(dtype)
+        gates = mix.sigmoid(), write_gate.sigmoid(), read_gate.sigmoid()
+        return Emission(write.to(dtype), read.to(dtype), F.softplus(step), *gates, coords), window

@@ -12,6 +12,8 @@ import math
 import torch
 from torch import Tensor, nn
 
+from shippo_ssm.layers.mixer import WHOLE, Segment
+
 
 class ShortConv(nn.Module):
     """y_t = bias + sum_{k < K} weight_k x_{t-K+1+k} per channel, over the real positions of each sequence.
@@ -55,17 +57,15 @@ class ShortConv(nn.Module):
         """The window [B, K - 1, D] of a sequence that has not begun: zeros."""
         return self.weight.new_zeros(batch_size, self.width - 1, self.channels)
 
-    def forward(
-        self, x: Tensor, window: Tensor, *, mask: Tensor | None = None, cu_seqlens: Tensor | None = None
-    ) -> tuple[Tensor, Tensor]:
+    def forward(self, x: Tensor, window: Tensor, segment: Segment = WHOLE) -> tuple[Tensor, Tensor]:
         """Convolve `x` [B, T, D] behind `window` [B, K - 1, D]; returns y [B, T, D] and the next window.
 
         Args:
             x: [B, T, D].
             window: [B, K - 1, D], or [num_sequences, K - 1, D] with `cu_seqlens`.
-            mask: [B, T] bool, `False` at padding (where y is not meaningful).
-            cu_seqlens: [num_sequences + 1], with B = 1.
+            segment: padding (where y is not meaningful) and packing.
         """
+        mask, cu_seqlens = segment
         # Under autocast the inputs may be of a lower precision than a window kept from an earlier call.
         window = window.to(x.dtype)
         if cu_seqlens is not None:

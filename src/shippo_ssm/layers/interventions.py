@@ -14,13 +14,13 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
 from shippo_ssm.layers.controller import Controller
-from shippo_ssm.layers.lift import LiftedMemory
-from shippo_ssm.layers.mixer import Shippo
+from shippo_ssm.layers.mixer import Mixer
+from shippo_ssm.layers.shippo import Shippo
 
 
 @contextlib.contextmanager
 def identity_right(model: nn.Module) -> Iterator[nn.Module]:
-    """R -> I: every `Shippo` and lifted memory inside `model` runs without its right action while the context lasts.
+    """R -> I: every mixer inside `model` runs without its right action while the context lasts.
 
     Example:
         >>> import torch
@@ -31,7 +31,7 @@ def identity_right(model: nn.Module) -> Iterator[nn.Module]:
         >>> torch.equal(y, layer(u))
         False
     """
-    yield from _switch(model, (Shippo, LiftedMemory), "use_right", False)
+    yield from _switch(model, Mixer, "use_right", False)
 
 
 @contextlib.contextmanager
@@ -41,15 +41,13 @@ def zero_right_suffix(model: nn.Module) -> Iterator[nn.Module]:
     For the split family zero coordinates are not the identity: its diagonal factors forget at rate softplus(0) = 0.69.
     `identity_right` is the intervention R -> I.
     """
-    yield from _switch(model, (Controller,), "zero_suffix", True)
+    yield from _switch(model, Controller, "zero_suffix", True)
 
 
-def _switch(model: nn.Module, kinds: tuple[type[nn.Module], ...], name: str, setting: bool) -> Iterator[nn.Module]:
-    found = [module for module in model.modules() if isinstance(module, kinds)]
+def _switch(model: nn.Module, kind: type[nn.Module], name: str, setting: bool) -> Iterator[nn.Module]:
+    found = [module for module in model.modules() if isinstance(module, kind)]
     if not found:
-        raise ValueError(
-            f"`model` is a {type(model).__name__} without a {kinds[0].__name__}; expected a model with SHiPPO layers"
-        )
+        raise ValueError(f"`model` is a {type(model).__name__} without a {kind.__name__}; expected a model with SHiPPO layers")
     before = [getattr(module, name) for module in found]
     try:
         for module in found:

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from shippo_ssm._dtypes import compute_dtype
 from shippo_ssm.actions import RightAction, get_family
-from shippo_ssm.layers.checks import check_input, check_mask
+from shippo_ssm.layers.mixer import Mixer, Segment
 from shippo_ssm.layers.online import OnlineMemory, online_memory
 from shippo_ssm.scan import block_affine_scan
 from shippo_ssm.scan.packing import packing_of
@@ -46,7 +46,7 @@ class LiftState(NamedTuple):
         return LiftState(self.memory.to(device), self.count.to(device))
 
 
-class LiftedMemory(nn.Module):
+class LiftedMemory(Mixer[LiftState]):
     """H_t = left_t H_{t-1} R_t + gain_t u_t^T, y_t = Re(read^T H_t) + skip u_t: a transported online memory; made by `lift`.
 
     Args:
@@ -58,14 +58,14 @@ class LiftedMemory(nn.Module):
     """
 
     def __init__(self, memory: OnlineMemory, d_model: int, group_width: int, right: str | RightAction, step: float) -> None:
-        super().__init__()
+        super().__init__(d_model)
         if group_width < 1 or d_model % group_width:
             raise ValueError(
                 f"lift: `group_width` is {group_width} with d_model = {d_model}; expected a divisor of d_model; choose another"
             )
         if step <= 0:
             raise ValueError(f"lift: `step` is {step}; expected a positive time between tokens")
-        self.memory, self.d_model, self.group_width, self.interval = memory, d_model, group_width, step
+        self.memory, self.group_width, self.interval = memory, group_width, step
         self.num_groups = d_model // group_width
         self.right = get_family(right, group_width)
         self.right_proj, self.right_bias = None, None
@@ -78,8 +78,6 @@ class LiftedMemory(nn.Module):
         parts = 2 if self._table[1].is_complex() else 1
         self.read = nn.Parameter(torch.randn(parts, self.num_groups, memory.order, group_width) / memory.order**0.5)
         self.skip = nn.Parameter(torch.ones(d_model))
-        # Switched off by `identity_right`.
-        self.use_right = True
 
     @property
     def is_complex(self) -> bool:
@@ -93,19 +91,8 @@ class LiftedMemory(nn.Module):
         memory = torch.zeros(shape, dtype=dtype.to_complex() if self.is_complex else dtype, device=self.read.device)
         return LiftState(memory, torch.zeros(batch_size, dtype=torch.int64, device=self.read.device))
 
-    def forward(
-        self,
-        u: Tensor,
-        state: LiftState | None = None,
-        *,
-        attention_mask: Tensor | None = None,
-        cu_seqlens: Tensor | None = None,
-        output_state: bool = False,
-    ) -> Any:
-        """u [B, T, d_model] -> y [B, T, d_model], or (y, `LiftState`); arguments as in `Shippo.forward`."""
-        check_input("LiftedMemory.forward", u, ("B", "T", "d_model"), self.d_model)
-        mask = check_mask("LiftedMemory.forward", attention_mask, u, cu_seqlens)
-        packing = None if cu_seqlens is None else packing_of(cu_seqlens)
+    def run(self, u: Tensor, state: LiftState | None, segment: Segment) -> tuple[Tensor, LiftState]:
+        mask, packing = segment.mask, None if segment.cu_seqlens is None else packing_of(segment.cu_seqlens)
         if packing is not None:
             mask = packing.pad(torch.ones(u.shape[:2], dtype=torch.bool, device=u.device))
             u = packing.pad(u)
@@ -114,18 +101,11 @@ class LiftedMemory(nn.Module):
             state = fresh
         elif not isinstance(state, LiftState) or state.memory.shape != fresh.memory.shape:
             raise ValueError(
-                f"LiftedMemory.forward: `state` does not fit; expected a LiftState with memory {tuple(fresh.memory.shape)}; "
+                f"LiftedMemory: `state` does not fit; expected a LiftState with memory {tuple(fresh.memory.shape)}; "
                 "the state belongs to another model or batch, make one with init_state(batch_size)"
             )
-        y, state = self._run(u, state, mask)
-        y = y if packing is None else packing.unpad(y)
-        return (y, state) if output_state else y
-
-    def step(self, u: Tensor, state: LiftState) -> tuple[Tensor, LiftState]:
-        """One token, u [B, d_model]."""
-        check_input("LiftedMemory.step", u, ("B", "d_model"), self.d_model)
-        y, state = self(u.unsqueeze(1), state, output_state=True)
-        return y.squeeze(1), state
+        y, state = self._move(u, state, mask)
+        return y if packing is None else packing.unpad(y), state
 
     def right_actions(self, u: Tensor) -> Tensor | None:
         """R [B, T, G, P, P] along `u` [B, T, d_model]; `None` without a right action."""
@@ -135,7 +115,7 @@ class LiftedMemory(nn.Module):
         coords = self.right_proj(u).unflatten(-1, (self.num_groups, -1)).to(dtype) + self.right_bias.to(dtype)
         return self.right(coords, torch.ones(coords.shape[:-1], dtype=dtype, device=u.device))
 
-    def _run(self, u: Tensor, state: LiftState, mask: Tensor | None) -> tuple[Tensor, LiftState]:
+    def _move(self, u: Tensor, state: LiftState, mask: Tensor | None) -> tuple[Tensor, LiftState]:
         batch, length = u.shape[:2]
         if not length:
             return u, state

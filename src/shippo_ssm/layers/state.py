@@ -57,6 +57,26 @@ class ShippoState(NamedTuple):
         return ShippoState(change(self.conv), CellState(*(change(tensor) for tensor in self.cell)), controller)
 
 
+def check_state(op: str, state: ShippoState, expected: dict[str, tuple[int, ...]], device: torch.device) -> None:
+    """`state` has the shapes `expected` of this layer's states, by name, and lies on its `device`."""
+    if not isinstance(state, ShippoState):
+        raise ValueError(
+            f"{op}: `state` is a {type(state).__name__}; expected a ShippoState; make one with init_state(batch_size)"
+        )
+    tensors = {"conv": state.conv, **state.cell._asdict(), "controller": state.controller}
+    for name, tensor in tensors.items():
+        shape = None if tensor is None else tuple(tensor.shape)
+        if shape != expected.get(name):
+            raise ValueError(
+                f"{op}: `{name}` of `state` has shape {shape}; expected {expected.get(name)}; the state belongs to another "
+                "model or batch, make one with init_state(batch_size)"
+            )
+        if tensor is not None and tensor.device != device:
+            raise ValueError(
+                f"{op}: `{name}` of `state` is on {tensor.device}; expected {device}; move it with state.to(device)"
+            )
+
+
 def detach_states(states: Sequence[ShippoState]) -> list[ShippoState]:
     """`detach` for the states of all layers of a backbone."""
     return [state.detach() for state in states]

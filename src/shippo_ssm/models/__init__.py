@@ -8,11 +8,10 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from shippo_ssm.models.baselines import AttentionCache, CausalAttention, FreeMixer, GRUMixer, transformer_block
 from shippo_ssm.models.checkpoint import load_checkpoint, read_checkpoint, save_checkpoint
-from shippo_ssm.models.controls import FreeMixer, GRUMixer
 from shippo_ssm.models.parameters import PAPER_CONFIGS, count_parameters, parameter_rows, parameter_table
 from shippo_ssm.models.sequence import MIXERS, Heads, SequenceConfig, SequenceModel
-from shippo_ssm.models.transformer import AttentionCache, TransformerBlock
 
 if TYPE_CHECKING:
     from shippo_ssm.models.hf import ShippoConfig as ShippoConfig
@@ -23,18 +22,19 @@ __all__ = [
     "MIXERS",
     "PAPER_CONFIGS",
     "AttentionCache",
+    "CausalAttention",
     "FreeMixer",
     "GRUMixer",
     "Heads",
     "SequenceConfig",
     "SequenceModel",
-    "TransformerBlock",
     "count_parameters",
     "load_checkpoint",
     "parameter_rows",
     "parameter_table",
     "read_checkpoint",
     "save_checkpoint",
+    "transformer_block",
 ]
 
 

@@ -13,6 +13,7 @@ Importing this module registers the classes with `AutoConfig`, `AutoModel` and `
 from __future__ import annotations
 
 import math
+from dataclasses import fields
 from typing import Any
 
 import torch
@@ -22,11 +23,20 @@ from transformers import AutoConfig, AutoModel, AutoModelForCausalLM, DynamicCac
 from transformers.cache_utils import Cache, CacheLayerMixin, LinearAttentionLayer
 from transformers.configuration_utils import PreTrainedConfig
 from transformers.masking_utils import create_recurrent_attention_mask
-from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.modeling_outputs import BaseModelOutputWithPast, CausalLMOutputWithPast
 
-from shippo_ssm.layers import CellState, Controller, Shippo, ShippoState, ShortConv
+from shippo_ssm.layers import Block, CellState, Controller, Shippo, ShippoSpec, ShippoState, ShortConv, Stack
+from shippo_ssm.layers.mixer import WHOLE, check_gaps
 
+# Options of `ShippoSpec` that the library calls otherwise.
+LIBRARY_NAMES = {
+    "d_state": "state_size",
+    "d_conv": "conv_kernel",
+    "dt_min": "time_step_min",
+    "dt_max": "time_step_max",
+    "bias": "use_bias",
+    "conv_bias": "use_conv_bias",
+}
 # What `ShippoConfig.layer_types` calls our layers, and the cache layer that belongs to them.
 LAYER_TYPE = "shippo"
 
@@ -95,30 +105,22 @@ class ShippoCacheLayer(LinearAttentionLayer, CacheLayerMixin):
 
 @strict
 class ShippoConfig(PreTrainedConfig):
-    """Configuration of a SHiPPO language model.
+    """Configuration of a SHiPPO language model: its size, and the options of its layers (the fields of `ShippoSpec`).
+
+    Some options have the library's own names: `state_size` is d_state, `conv_kernel` d_conv, `time_step_min` and
+    `time_step_max` are dt_min and dt_max, `use_bias` and `use_conv_bias` bias and conv_bias. `right` is a word.
 
     Args:
         vocab_size: number of tokens.
         hidden_size: d_model.
         num_hidden_layers: number of layers.
-        state_size: N, slots of the memory per group.
-        conv_kernel: taps of the short convolution, at least 2.
-        expand: D = expand hidden_size channels inside a layer.
-        group_width: P, channels per transport group.
-        right: "split", "dense" or "none".
-        write_rank: r, sources per position and group.
-        controller_conv: taps of the controller's own convolution, 0 or at least 2.
-        learnable_initial_state: whether the memory starts from a learnable H_0.
-        drift_init: "s4d-real" or "legs".
-        time_step_min, time_step_max: range of the steps at the start.
-        use_bias, use_conv_bias: biases of projections and convolution.
         layer_norm_epsilon: epsilon of the RMS norms.
-        backend: backend of the scans.
 
     Example:
         >>> from shippo_ssm.models.hf import ShippoConfig
-        >>> ShippoConfig(hidden_size=64).layer_types[0]
-        'shippo'
+        >>> config = ShippoConfig(hidden_size=64, state_size=16)
+        >>> config.spec.d_state, config.layer_types[0]
+        (16, 'shippo')
     """
 
     model_type = "shippo"
@@ -126,36 +128,28 @@ class ShippoConfig(PreTrainedConfig):
     vocab_size: int = 32000
     hidden_size: int = 768
     num_hidden_layers: int = 24
-    state_size: int = 32
-    conv_kernel: int = 4
-    expand: float | int = 2
-    group_width: int = 4
-    right: str = "split"
-    write_rank: int = 1
-    controller_conv: int = 0
-    learnable_initial_state: bool = False
-    drift_init: str = "s4d-real"
-    time_step_min: float = 0.001
-    time_step_max: float = 0.1
-    use_bias: bool = False
-    use_conv_bias: bool = True
     layer_norm_epsilon: float = 1e-5
     initializer_range: float = 0.02
-    backend: str = "auto"
     use_cache: bool = True
     tie_word_embeddings: bool = True
     pad_token_id: int | None = None
     bos_token_id: int | None = None
     eos_token_id: int | list[int] | None = None
 
+    # The options of the layer stand in `ShippoSpec`, once; here they become fields of the configuration.
+    for _field in fields(ShippoSpec):
+        __annotations__[LIBRARY_NAMES.get(_field.name, _field.name)] = "str" if _field.name == "right" else _field.type
+        vars()[LIBRARY_NAMES.get(_field.name, _field.name)] = _field.default
+    del _field
+
     def validate_architecture(self) -> None:
-        """Refuse what the cache cannot hold; `Shippo` checks the rest."""
-        if self.conv_kernel < 2:
+        """Refuse what the cache cannot hold; `ShippoSpec` checks the rest."""
+        if self.spec.d_conv < 2:
             raise ValueError(
-                f"ShippoConfig: `conv_kernel` is {self.conv_kernel}; expected at least 2, the cache holds its window"
+                f"ShippoConfig: `conv_kernel` is {self.spec.d_conv}; expected at least 2, the cache holds its window"
             )
-        if self.controller_conv == 1 or self.controller_conv < 0:
-            raise ValueError(f"ShippoConfig: `controller_conv` is {self.controller_conv}; expected 0 or at least 2")
+        if self.spec.controller_conv == 1 or self.spec.controller_conv < 0:
+            raise ValueError(f"ShippoConfig: `controller_conv` is {self.spec.controller_conv}; expected 0 or at least 2")
 
     def validate_layer_type(self) -> None:
         """Nothing to check: the library's list of layer types knows only its own, and ours is not a user's choice."""
@@ -165,57 +159,11 @@ class ShippoConfig(PreTrainedConfig):
         """What kind of cache each layer needs."""
         return [LAYER_TYPE] * self.num_hidden_layers
 
-    def shippo_options(self) -> dict[str, Any]:
-        """The arguments of `Shippo`."""
-        return {
-            "d_model": self.hidden_size,
-            "d_state": self.state_size,
-            "d_conv": self.conv_kernel,
-            "expand": self.expand,
-            "group_width": self.group_width,
-            "right": self.right,
-            "write_rank": self.write_rank,
-            "controller_conv": self.controller_conv,
-            "learnable_initial_state": self.learnable_initial_state,
-            "drift_init": self.drift_init,
-            "dt_min": self.time_step_min,
-            "dt_max": self.time_step_max,
-            "bias": self.use_bias,
-            "conv_bias": self.use_conv_bias,
-            "backend": self.backend,
-        }
-
-
-class ShippoLayer(GradientCheckpointingLayer):
-    """u + mixer(norm(u)), with the state in a cache."""
-
-    def __init__(self, config: ShippoConfig, layer_idx: int) -> None:
-        super().__init__()
-        self.layer_idx = layer_idx
-        self.norm = nn.RMSNorm(config.hidden_size, eps=config.layer_norm_epsilon)
-        self.mixer = Shippo(layer_idx=layer_idx, **config.shippo_options())
-
-    def forward(
-        self, hidden_states: Tensor, attention_mask: Tensor | None = None, past_key_values: Cache | None = None
-    ) -> Tensor:
-        """hidden_states [B, T, hidden_size] -> the same shape; updates the cache if there is one."""
-        u = self.norm(hidden_states)
-        if past_key_values is None:
-            return hidden_states + self.mixer(u, attention_mask=attention_mask)
-        cache = past_key_values.layers[self.layer_idx] if len(past_key_values.layers) > self.layer_idx else None
-        if not isinstance(cache, ShippoCacheLayer):
-            raise ValueError(
-                f"ShippoLayer: `past_key_values` holds {cache} for layer {self.layer_idx}; expected a cache made for this "
-                "model, DynamicCache(config=model.config)"
-            )
-        state = cache.load(self.mixer)
-        if state is not None and u.shape[1] == 1 and attention_mask is None:
-            y, state = self.mixer.step(u.squeeze(1), state)
-            y = y.unsqueeze(1)
-        else:
-            y, state = self.mixer(u, state, attention_mask=attention_mask, output_state=True)
-        cache.store(state, u.shape[1])
-        return hidden_states + y
+    @property
+    def spec(self) -> ShippoSpec:
+        """The options of a layer."""
+        names = [field.name for field in fields(ShippoSpec)]
+        return ShippoSpec(**{name: getattr(self, LIBRARY_NAMES.get(name, name)) for name in names})
 
 
 class ShippoPreTrainedModel(PreTrainedModel):
@@ -224,7 +172,7 @@ class ShippoPreTrainedModel(PreTrainedModel):
     config: ShippoConfig
     config_class = ShippoConfig
     base_model_prefix = "model"
-    _no_split_modules = ["ShippoLayer"]  # noqa: RUF012
+    _no_split_modules = ["Block"]  # noqa: RUF012
     supports_gradient_checkpointing = True
     _is_stateful = True
     _keep_in_fp32_modules_strict = {"drift_log", "skip", "initial_memory", "scalar_bias", "right_bias"}  # noqa: RUF012
@@ -255,9 +203,10 @@ class ShippoModel(ShippoPreTrainedModel):
     def __init__(self, config: ShippoConfig) -> None:
         super().__init__(config)
         self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size, config.pad_token_id)
-        self.layers = nn.ModuleList(ShippoLayer(config, index) for index in range(config.num_hidden_layers))
-        self.norm = nn.RMSNorm(config.hidden_size, eps=config.layer_norm_epsilon)
-        self.gradient_checkpointing = False
+        spec, width, eps = config.spec, config.hidden_size, config.layer_norm_epsilon
+        mixers = (Shippo(width, spec=spec, layer_idx=index) for index in range(config.num_hidden_layers))
+        self.layers = Stack(Block(mixer, norm_eps=eps) for mixer in mixers)
+        self.norm = nn.RMSNorm(width, eps=eps)
         self.post_init()
 
     def forward(
@@ -289,7 +238,7 @@ class ShippoModel(ShippoPreTrainedModel):
             raise ValueError("ShippoModel: expected exactly one of `input_ids` and `inputs_embeds`")
         u = self.embed_tokens(input_ids) if inputs_embeds is None else inputs_embeds
         use_cache = use_cache if use_cache is not None else bool(self.config.use_cache and not self.training)
-        use_cache = use_cache and not (self.gradient_checkpointing and self.training)
+        use_cache = use_cache and not (self.layers.gradient_checkpointing and self.training)
         if not use_cache:
             past_key_values = None
         elif past_key_values is None:
@@ -298,17 +247,38 @@ class ShippoModel(ShippoPreTrainedModel):
             attention_mask = attention_mask[LAYER_TYPE]
         attention_mask = create_recurrent_attention_mask(self.config, u, attention_mask, past_key_values)
 
+        caches = None if past_key_values is None else self._caches(past_key_values)
+        states = None
+        if caches is not None and caches[0].num_seen:
+            states = [cache.load(mixer) for cache, mixer in zip(caches, self.mixers)]
         hidden = output_hidden_states if output_hidden_states is not None else self.config.output_hidden_states
-        hidden_states: Any = ()
-        for layer in self.layers:
-            hidden_states += (u,) if hidden else ()
-            u = layer(u, attention_mask=attention_mask, past_key_values=past_key_values)
+        seen: list[Tensor] = []
+        segment = WHOLE if attention_mask is None else check_gaps("ShippoModel", u, attention_mask, None)
+        num_new = u.shape[1]
+        u, states = self.layers.run(u, states, segment, seen if hidden else None)
+        for cache, state in zip(caches or [], states):
+            cache.store(state, num_new)
         u = self.norm(u)
-        hidden_states += (u,) if hidden else ()
+        hidden_states: Any = (*seen, u)
         output = BaseModelOutputWithPast(
             last_hidden_state=u, past_key_values=past_key_values, hidden_states=hidden_states if hidden else None
         )
         return output if (self.config.return_dict if return_dict is None else return_dict) else output.to_tuple()
+
+    @property
+    def mixers(self) -> list[Shippo]:
+        """The SHiPPO layers inside the blocks."""
+        return [block.mixer for block in self.layers if isinstance(block.mixer, Shippo)]
+
+    def _caches(self, past_key_values: Cache) -> list[ShippoCacheLayer]:
+        """The cache's layers, checked to be ours."""
+        caches = [cache for cache in past_key_values.layers if isinstance(cache, ShippoCacheLayer)]
+        if len(caches) != len(self.layers):
+            raise ValueError(
+                f"ShippoModel: `past_key_values` holds {len(caches)} layers of ours; expected {len(self.layers)}; make a cache "
+                "for this model, DynamicCache(config=model.config)"
+            )
+        return caches
 
 
 class ShippoForCausalLM(ShippoPreTrainedModel, GenerationMixin):

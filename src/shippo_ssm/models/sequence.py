@@ -1,50 +1,36 @@
-"""The sequence model of the experiments: one frame, six mixers.
+"""The sequence model of the experiments: one frame around a stack of any mixer.
 
 Data path: inputs pass the embedding (token ids [B, T], or whatever a given embedding module takes, or vectors
-[B, T, d_model] where there is none), an input projection, n_layers pre-norm residual layers of the chosen mixer, a last norm
+[B, T, d_model] where there is none), an input projection, n_layers pre-norm residual blocks of the chosen mixer, a last norm
 and an output projection; the result [B, T, d_model] are the features. The head makes logits of them: [B, T, classes], or
-[B, T, heads, classes]. The mixers are "split", "dense" and "none" (SHiPPO with these right actions), "free" (none, inside a
-static encoder and decoder), "gru" and "transformer". States of all layers are a list, so that every model continues and
-decodes by the same calls.
+[B, T, heads, classes]. States of all layers are a list, so that every model continues and decodes by the same calls.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, fields
+from typing import Any, Literal, overload
 
 from torch import Tensor, nn
 
-from shippo_ssm.layers import ShippoBlock
-from shippo_ssm.models.controls import FreeMixer, GRUMixer
-from shippo_ssm.models.transformer import TransformerBlock
+from shippo_ssm.actions.families import FAMILIES
+from shippo_ssm.layers import Block, Shippo, ShippoSpec, Stack
+from shippo_ssm.layers.mixer import WHOLE, Segment, check_gaps
+from shippo_ssm.models.baselines import FreeMixer, GRUMixer, transformer_block
 
-MIXERS = ("split", "dense", "none", "free", "gru", "transformer")
+MIXERS = ("shippo", "free", "gru", "transformer")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class SequenceConfig:
-    """The geometry of a `SequenceModel`."""
+class SequenceConfig(ShippoSpec):
+    """The geometry of a `SequenceModel`: the options of its layers, and what stands around them."""
 
-    mixer: str = "split"
-    """One of "split", "dense", "none", "free", "gru", "transformer"."""
+    mixer: str = "shippo"
+    """"shippo", "free" (no right action, inside a static encoder and decoder), "gru" or "transformer"; the word of a right
+    action, such as "dense", is short for "shippo" with that `right`."""
     d_model: int = 128
     n_layers: int = 4
-    d_state: int = 32
-    """N, slots of the memory per group."""
-    d_conv: int = 4
-    expand: float = 2
-    """D = expand d_model channels inside a layer."""
-    group_width: int = 4
-    """P, channels per transport group."""
-    write_rank: int = 1
-    controller_conv: int = 0
-    """Taps of the controller's own causal convolution; 0 is the input-only controller."""
-    learnable_initial_state: bool = False
-    drift_init: str = "s4d-real"
-    dt_min: float = 0.001
-    dt_max: float = 0.1
     n_heads: int = 4
     """Attention heads of the Transformer."""
     vocab_size: int | None = None
@@ -54,21 +40,23 @@ class SequenceConfig:
     num_classes: int | None = None
     """Classes of each classifier; `None` takes `vocab_size`, or leaves features where that is `None` too."""
     norm_eps: float = 1e-5
-    backend: str = "auto"
-    """Backend of the scans."""
 
     def __post_init__(self) -> None:
+        if self.mixer in FAMILIES:
+            object.__setattr__(self, "right", self.mixer)
+            object.__setattr__(self, "mixer", "shippo")
+        # `super()` does not find its class where slots made a new one of it.
+        ShippoSpec.__post_init__(self)
         if self.mixer not in MIXERS:
-            raise ValueError(f"SequenceConfig: `mixer` is {self.mixer!r}; expected one of {', '.join(map(repr, MIXERS))}")
+            words = ", ".join(map(repr, (*MIXERS, *FAMILIES)))
+            raise ValueError(f"SequenceConfig: `mixer` is {self.mixer!r}; expected one of {words}")
         if self.n_layers < 1:
             raise ValueError(f"SequenceConfig: `n_layers` is {self.n_layers}; expected at least 1")
 
     @property
-    def shippo_options(self) -> dict[str, Any]:
-        """The arguments of `Shippo` other than d_model and right."""
-        names = ("d_state", "d_conv", "expand", "group_width", "write_rank", "controller_conv")
-        names += ("learnable_initial_state", "drift_init", "dt_min", "dt_max", "backend")
-        return {name: getattr(self, name) for name in names}
+    def spec(self) -> ShippoSpec:
+        """The options of a layer alone."""
+        return ShippoSpec(**{field.name: getattr(self, field.name) for field in fields(ShippoSpec)})
 
 
 class Heads(nn.Module):
@@ -111,11 +99,31 @@ class SequenceModel(nn.Module):
             head = Heads(width, config.num_outputs, num_classes)
         self.embedding = nn.Identity() if embedding is None else embedding
         self.in_proj = nn.Linear(width, width)
-        self.layers = nn.ModuleList(self._layer(index) for index in range(config.n_layers))
+        self.layers = Stack(self._block(index) for index in range(config.n_layers))
         self.norm = nn.RMSNorm(width, eps=config.norm_eps)
         self.out_proj = nn.Linear(width, width)
         self.head = nn.Identity() if head is None else head
 
+    @overload
+    def forward(
+        self,
+        inputs: Any,
+        states: Sequence[Any] | None = None,
+        *,
+        attention_mask: Tensor | None = None,
+        cu_seqlens: Tensor | None = None,
+        output_state: Literal[False] = False,
+    ) -> Tensor: ...
+    @overload
+    def forward(
+        self,
+        inputs: Any,
+        states: Sequence[Any] | None = None,
+        *,
+        attention_mask: Tensor | None = None,
+        cu_seqlens: Tensor | None = None,
+        output_state: Literal[True],
+    ) -> tuple[Tensor, list[Any]]: ...
     def forward(
         self,
         inputs: Any,
@@ -124,7 +132,7 @@ class SequenceModel(nn.Module):
         attention_mask: Tensor | None = None,
         cu_seqlens: Tensor | None = None,
         output_state: bool = False,
-    ) -> Any:
+    ) -> Tensor | tuple[Tensor, list[Any]]:
         """Logits at every position.
 
         Args:
@@ -137,67 +145,38 @@ class SequenceModel(nn.Module):
         Returns:
             Logits [B, T, classes] or [B, T, heads, classes], or (logits, states) with `output_state=True`.
         """
-        call: dict[str, Any] = {"attention_mask": attention_mask, "cu_seqlens": cu_seqlens}
-        if output_state:
-            features, after = self.features(inputs, states, output_state=True, **call)
-            return self.head(features), after
-        return self.head(self.features(inputs, states, **call))
-
-    def features(
-        self,
-        inputs: Any,
-        states: Sequence[Any] | None = None,
-        *,
-        attention_mask: Tensor | None = None,
-        cu_seqlens: Tensor | None = None,
-        output_state: bool = False,
-    ) -> Any:
-        """[B, T, d_model] in front of the head, for losses at few positions: `model.head(model.features(inputs)[mask])`."""
-        call: dict[str, Any] = {"output_state": output_state}
-        given = {"attention_mask": attention_mask, "cu_seqlens": cu_seqlens}
-        if self.config.mixer in ("gru", "transformer"):
-            for name, argument in given.items():
-                if argument is not None:
-                    raise ValueError(
-                        f"SequenceModel: `{name}` came with mixer {self.config.mixer!r}; expected `None`; SHiPPO mixers take it"
-                    )
-        else:
-            call |= given
-        if states is not None and len(states) != len(self.layers):
-            raise ValueError(
-                f"SequenceModel: `states` has {len(states)} entries; expected {len(self.layers)}, one per layer; the states "
-                "belong to another model, make them with init_state(batch_size)"
-            )
         u = self.in_proj(self.embedding(inputs))
-        after = []
-        for index, layer in enumerate(self.layers):
-            u = layer(u, None if states is None else states[index], **call)
-            if output_state:
-                u, state = u
-                after.append(state)
-        features = self.out_proj(self.norm(u))
-        return (features, after) if output_state else features
+        gaps = attention_mask is not None or cu_seqlens is not None
+        segment = check_gaps("SequenceModel", u, attention_mask, cu_seqlens) if gaps else WHOLE
+        features, after = self._run(u, states, segment)
+        return (self.head(features), after) if output_state else self.head(features)
+
+    def features(self, inputs: Any) -> Tensor:
+        """[B, T, d_model] in front of the head, for losses at few positions: `model.head(model.features(inputs)[mask])`."""
+        return self._run(self.in_proj(self.embedding(inputs)), None, WHOLE)[0]
 
     def step(self, inputs: Any, states: Sequence[Any]) -> tuple[Tensor, list[Any]]:
         """One position: inputs without the T dimension and the states give logits without it and the next states."""
-        u = self.in_proj(self.embedding(inputs))
-        after = []
-        for layer, state in zip(self.layers, states, strict=True):
-            u, state = layer.step(u, state)  # pyright: ignore[reportCallIssue]
-            after.append(state)
-        return self.head(self.out_proj(self.norm(u))), after
+        u = self.in_proj(self.embedding(inputs)).unsqueeze(1)
+        features, after = self._run(u, states, WHOLE)
+        return self.head(features.squeeze(1)), after
 
     def init_state(self, batch_size: int) -> list[Any]:
         """The states of all layers before the first position."""
-        return [layer.init_state(batch_size) for layer in self.layers]  # pyright: ignore[reportCallIssue]
+        return self.layers.init_state(batch_size)
 
-    def _layer(self, index: int) -> nn.Module:
+    def _run(self, u: Tensor, states: Sequence[Any] | None, segment: Segment) -> tuple[Tensor, list[Any]]:
+        u, after = self.layers.run(u, states, segment)
+        return self.out_proj(self.norm(u)), after
+
+    def _block(self, index: int) -> Block:
         config = self.config
         if config.mixer == "transformer":
-            return TransformerBlock(config.d_model, config.n_heads, config.norm_eps)
+            return transformer_block(config.d_model, config.n_heads, config.norm_eps)
         if config.mixer == "gru":
-            return ShippoBlock(config.d_model, GRUMixer(config.d_model), norm_eps=config.norm_eps)
-        options: dict[str, Any] = config.shippo_options | {"layer_idx": index}
-        if config.mixer == "free":
-            return ShippoBlock(config.d_model, FreeMixer(config.d_model, **options), norm_eps=config.norm_eps)
-        return ShippoBlock(config.d_model, norm_eps=config.norm_eps, right=config.mixer, **options)
+            mixer = GRUMixer(config.d_model)
+        elif config.mixer == "free":
+            mixer = FreeMixer(config.d_model, config.spec, index)
+        else:
+            mixer = Shippo(config.d_model, spec=config.spec, layer_idx=index)
+        return Block(mixer, norm_eps=config.norm_eps)

@@ -1,0 +1,234 @@
+"""The SHiPPO sequence layer, in the place of a Mamba mixer or an attention layer.
+
+Data path: u [B, T, d_model] is projected to a branch of D = expand d_model channels (r D for rank-r writes) and a gate z
+[B, T, D]. The branch passes a short causal convolution and a SiLU; its channels, cut into G groups of width P, are the values
+[B, T, G, P] that are written. The controller reads the branch and emits write, read, step, mix and right coordinates per
+group; the family makes right actions R [B, T, G, P, P] of coordinates and steps; the two-point cell moves the memory
+[B, G, N, P] and is read out. A skip adds the value, the gate multiplies, and an out-projection returns to [B, T, d_model].
+
+The state between calls is a `ShippoState` of fixed size. Padding is the identity map; packed sequences do not see each other.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from shippo_ssm._dtypes import compute_dtype
+from shippo_ssm.actions import get_family
+from shippo_ssm.layers.cell import CellState, run_cell, step_cell
+from shippo_ssm.layers.controller import Controller, Emission
+from shippo_ssm.layers.conv import ShortConv
+from shippo_ssm.layers.drift import initial_drift
+from shippo_ssm.layers.mixer import Mixer, Segment
+from shippo_ssm.layers.spec import ShippoSpec
+from shippo_ssm.layers.state import ShippoState, check_state
+from shippo_ssm.scan import Recurrence
+
+
+class Shippo(Mixer[ShippoState]):
+    """y = W_out (silu(z) (read^T H + skip value)), H_t = L_t (H_{t-1} + beta_t U_{t-1}) R_t + gamma_t U_t: one SHiPPO layer.
+
+    Args:
+        d_model: width of input and output.
+        args, options: the fields of `ShippoSpec`, by position or by name.
+        spec: all of them as one record instead.
+        layer_idx: place in a stack, for caches and messages.
+
+    Example:
+        >>> import torch
+        >>> from shippo_ssm import Shippo
+        >>> layer = Shippo(16, d_state=8, backend="reference")
+        >>> u = torch.randn(2, 6, 16)
+        >>> y, state = layer(u[:, :5], output_state=True)
+        >>> y_last, state = layer.step(u[:, 5], state)
+        >>> torch.allclose(y_last, layer(u)[:, 5], atol=1e-5)
+        True
+    """
+
+    def __init__(
+        self,
+        d_model: int,
+        *args: Any,
+        spec: ShippoSpec | None = None,
+        layer_idx: int | None = None,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+        **options: Any,
+    ) -> None:
+        if spec is not None and (args or options):
+            raise ValueError(f"Shippo: `spec` came with {args or ', '.join(options)}; expected one of them; change the spec")
+        spec = spec or ShippoSpec(*args, **options)
+        d_inner = spec.num_channels(d_model)
+        super().__init__(d_model)
+        self.spec, self.d_inner, self.num_groups, self.layer_idx = spec, d_inner, d_inner // spec.group_width, layer_idx
+
+        place: dict[str, Any] = {"device": device, "dtype": dtype}
+        self.in_proj = nn.Linear(d_model, (spec.write_rank + 1) * d_inner, bias=spec.bias, **place)
+        self.conv = ShortConv(spec.write_rank * d_inner, spec.d_conv, bias=spec.conv_bias, **place)
+        self.right = get_family(spec.right, spec.group_width).to(**place)
+        self.controller = Controller(d_inner, self.num_groups, self.right, spec, **place)
+        self.drift_log = nn.Parameter(torch.empty(self.num_groups, spec.d_state, **place))
+        self.skip = nn.Parameter(torch.empty(self.num_groups, spec.group_width, **place))
+        self.initial_memory = None
+        if spec.learnable_initial_state:
+            self.initial_memory = nn.Parameter(torch.empty(self.num_groups, spec.d_state, spec.group_width, **place))
+        self.out_proj = nn.Linear(d_inner, d_model, bias=spec.bias, **place)
+        for parameter in self.sensitive_parameters():
+            parameter._no_weight_decay = True  # pyright: ignore[reportAttributeAccessIssue]
+        self.reset_parameters()
+        # A layer asked for in half precision keeps its sensitive parameters in float32 as well.
+        if compute_dtype(self.drift_log.dtype) != self.drift_log.dtype:
+            for parameter in self.sensitive_parameters():
+                parameter.data = parameter.data.float()
+
+    def reset_parameters(self) -> None:
+        """Start anew: projections and convolution as linear layers do, drift as `drift_init` says, steps and coordinates as the
+        controller does."""
+        self.in_proj.reset_parameters()
+        self.conv.reset_parameters()
+        self.controller.reset_parameters()
+        self.out_proj.reset_parameters()
+        with torch.no_grad():
+            for index, drift in enumerate(initial_drift(self.spec.drift_init, self.spec.d_state)):
+                self.drift_log[:, index] = -drift
+            self.drift_log.log_()
+            self.skip.fill_(1.0)
+            if self.initial_memory is not None:
+                self.initial_memory.normal_(std=self.spec.d_state**-0.5)
+
+    def sensitive_parameters(self) -> list[nn.Parameter]:
+        """What stays in float32 in a half-precision model and takes no weight decay: drift, skip, controller biases, H_0."""
+        own = [self.drift_log, self.skip] + ([] if self.initial_memory is None else [self.initial_memory])
+        return own + self.controller.sensitive_parameters()
+
+    @property
+    def drift(self) -> Tensor:
+        """The left generator a = -exp(drift_log), [G, N]."""
+        return -torch.exp(self.drift_log)
+
+    def init_state(self, batch_size: int, like: Tensor | None = None) -> ShippoState:
+        """The state before the first token, for `batch_size` sequences; dtype and device as `like`, or as the layer."""
+        like = self.conv.weight if like is None else like
+        kept, shapes = compute_dtype(like.dtype), self.state_shapes(batch_size)
+        memory = like.new_zeros(shapes["memory"], dtype=kept)
+        if self.initial_memory is not None:
+            memory = memory + self.initial_memory.to(kept)
+        cell = CellState(memory, like.new_zeros(shapes["write"], dtype=kept), like.new_zeros(shapes["value"], dtype=kept))
+        controller = like.new_zeros(shapes["controller"]) if "controller" in shapes else None
+        return ShippoState(like.new_zeros(shapes["conv"]), cell, controller)
+
+    def state_shapes(self, batch_size: int) -> dict[str, tuple[int, ...]]:
+        """The shapes of the tensors of a `ShippoState` of `batch_size` sequences, by name."""
+        spec, groups = self.spec, (batch_size, self.num_groups)
+        ranks = (*groups, spec.write_rank) if spec.write_rank > 1 else groups
+        shapes = {
+            "conv": (batch_size, spec.d_conv - 1, spec.write_rank * self.d_inner),
+            "memory": (*groups, spec.d_state, spec.group_width),
+            "write": (*ranks, spec.d_state),
+            "value": (*ranks, spec.group_width),
+        }
+        if spec.controller_conv:
+            shapes["controller"] = (batch_size, spec.controller_conv - 1, self.d_inner)
+        return shapes
+
+    def run(self, u: Tensor, state: ShippoState | None, segment: Segment) -> tuple[Tensor, ShippoState]:
+        """One segment; a single token that continues a state takes one update of the cell instead of a scan."""
+        single = state is not None and u.shape[1] == 1 and segment.whole
+        state = self._enter(u, state, segment)
+        x, gate, emission, window, own_window = self._emit(u, state, segment)
+        # The recurrence runs in float32 at least, also where autocast lowers the projections.
+        with _full_precision(u.device.type):
+            groups, width = self.num_groups, self.spec.group_width
+            ranks = x.unflatten(-1, (self.spec.write_rank, groups, width)).transpose(-3, -2).to(emission.step.dtype)
+            value = emission.write_gate[..., None, None] * ranks
+            right = None
+            if self.right.num_coordinates and self.use_right:
+                right = self.right(emission.coords, emission.step)
+            drift = -torch.exp(self.drift_log).to(value.dtype)
+            record = Recurrence(value, emission.write, emission.read, emission.step, drift, right)
+            if single:
+                y, cell = step_cell(record, emission.mix, state.cell)
+            else:
+                y, cell = run_cell(record, emission.mix, state.cell, segment, self.spec.backend)
+            y = emission.read_gate.unsqueeze(-1) * y + self.skip.to(y.dtype) * ranks.select(-2, 0)
+        y = self.out_proj(y.flatten(-2).to(gate.dtype) * F.silu(gate))
+        if segment.mask is not None:
+            y = y * segment.mask.unsqueeze(-1)
+        return y, ShippoState(window, cell, own_window)
+
+    def right_actions(
+        self,
+        u: Tensor,
+        state: ShippoState | None = None,
+        *,
+        attention_mask: Tensor | None = None,
+        cu_seqlens: Tensor | None = None,
+    ) -> Tensor | None:
+        """R [B, T, G, P, P] that the layer would apply along `u` [B, T, d_model]; `None` without a right action."""
+        if not self.right.num_coordinates:
+            return None
+        segment = self.check(u, attention_mask, cu_seqlens)
+        emission = self._emit(u, self._enter(u, state, segment), segment)[2]
+        return self.right(emission.coords, emission.step)
+
+    def extra_repr(self) -> str:
+        return f"d_model={self.d_model}, num_groups={self.num_groups}, {self.spec}"
+
+    def _enter(self, u: Tensor, state: ShippoState | None, segment: Segment) -> ShippoState:
+        """The state to start from, checked against the layer's shapes."""
+        count = segment.num_sequences(u)
+        if state is None:
+            return self.init_state(count, u)
+        check_state("Shippo", state, self.state_shapes(count), u.device)
+        return state
+
+    def _emit(self, u: Tensor, state: ShippoState, segment: Segment) -> tuple[Tensor, Tensor, Emission, Tensor, Tensor | None]:
+        """Everything in front of the recurrence: values [B, T, r D], the gate [B, T, D], the emission, the next windows."""
+        branch, gate = self.in_proj(u).split([self.spec.write_rank * self.d_inner, self.d_inner], dim=-1)
+        x, window = self.conv(branch, state.conv, segment)
+        x = F.silu(x)
+        emission, own_window = self.controller(x[..., : self.d_inner], state.controller, segment)
+        return x, gate, emission, window, own_window
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Shippo:
+        """`.half()` and `.to(bfloat16)` leave the sensitive parameters in float32; moves and `.double()` take them along."""
+        sensitive = {id(parameter) for parameter in self.sensitive_parameters()}
+
+        def keep(tensor: Tensor) -> Tensor:
+            changed = fn(tensor)
+            if id(tensor) in sensitive and compute_dtype(changed.dtype) != changed.dtype:
+                return tensor.to(device=changed.device)
+            return changed
+
+        super()._apply(keep, recurse)
+        for parameter in self.sensitive_parameters():
+            parameter._no_weight_decay = True  # pyright: ignore[reportAttributeAccessIssue]
+        return self
+
+
+def _full_precision(device_type: str) -> contextlib.AbstractContextManager[Any]:
+    """Autocast switched off where it is on; nothing elsewhere, so that traced graphs stay plain."""
+    if torch.is_autocast_enabled(device_type):
+        return torch.autocast(device_type, enabled=False)
+    return contextlib.nullcontext()
+
+
+def _signature() -> inspect.Signature:
+    """`Shippo.__init__` as a reader wants to see it: the fields of the spec in the place of `*args` and `**options`."""
+    own = [
+        p
+        for p in inspect.signature(Shippo.__init__).parameters.values()
+        if p.kind.name not in ("VAR_POSITIONAL", "VAR_KEYWORD")
+    ]
+    fields = list(inspect.signature(ShippoSpec).parameters.values())
+    return inspect.Signature(sorted([*own[:2], *fields, *own[2:]], key=lambda parameter: parameter.kind))
+
+
+vars(Shippo.__init__)["__signature__"] = _signature()
