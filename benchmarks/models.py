@@ -95,10 +95,10 @@ class CachedTransformer:
     """Decodes with a Transformer whose key-value cache is allocated once, for `context` earlier tokens and `room` more."""
 
     def __init__(self, model: Any, batch: int, context: int, room: int) -> None:
-        from shippo_ssm.models.transformer import rotate
+        from shippo_ssm.models.baselines import rotate
 
         self.model, self.rotate, self.used = model, rotate, context
-        attention = model.layers[0].attention
+        attention = model.layers[0].mixer
         size = (len(model.layers), 2, batch, attention.n_heads, context + room, attention.d_head)
         self.cache = torch.randn(size, generator=torch.Generator().manual_seed(0))
 
@@ -107,8 +107,8 @@ class CachedTransformer:
         model, now = self.model, self.used
         u = model.in_proj(model.embedding(tokens))
         for layer, (keys, values) in zip(model.layers, self.cache):
-            attention = layer.attention
-            qkv = attention.qkv_proj(layer.attention_norm(u)).unflatten(-1, (3, attention.n_heads, 1, attention.d_head))
+            attention = layer.mixer
+            qkv = attention.qkv_proj(layer.norm(u)).unflatten(-1, (3, attention.n_heads, 1, attention.d_head))
             q, k, v = qkv.unbind(1)
             keys[:, :, now : now + 1], values[:, :, now : now + 1] = self.rotate(k, now), v
             y = F.scaled_dot_product_attention(self.rotate(q, now), keys[:, :, : now + 1], values[:, :, : now + 1])
