@@ -183,7 +183,9 @@ def test_targets_are_products_of_permutations(name, start):
     assert words.tokens.max() < task.vocab_size
 
 
-@pytest.mark.parametrize(("group", "elements"), [("A5", 2), ("A5", 6), ("A5", 12), ("S5", 4), ("S5", 8), ("S5", "swaps"), ("S3", 5)])
+@pytest.mark.parametrize(
+    ("group", "elements"), [("A5", 2), ("A5", 6), ("A5", 12), ("S5", 4), ("S5", 8), ("S5", "swaps"), ("S3", 5)]
+)
 def test_words_over_generating_sets(group, elements):
     task = WordTask(group=group, elements=elements, length=60)
     size = 10 if elements == "swaps" else elements
