@@ -21,6 +21,7 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import TypeVar
 
 import numpy as np
 import torch
@@ -35,6 +36,8 @@ VOCAB_SIZES = {"parity": 3, "even-pairs": 3, "cycle": 9, "arithmetic": 10, "brac
 PAD = 0
 # Random numbers per position of `brackets`: where an expression divides, its operator, its digit.
 _BRACKET_DRAWS = 3
+
+State = TypeVar("State", bound=Hashable)
 
 
 @dataclass(frozen=True, eq=False)
@@ -94,10 +97,10 @@ class Automaton:
 
 
 def minimal_automaton(
-    start: Hashable,
+    start: State,
     letters: Sequence[str],
-    step: Callable[[Hashable, int], Hashable],
-    answer: Callable[[Hashable], Hashable],
+    step: Callable[[State, int], State],
+    answer: Callable[[State], Hashable],
 ) -> Automaton:
     """The smallest machine with the answers of a given one: reachable states, merged while no word tells them apart.
 
@@ -106,7 +109,7 @@ def minimal_automaton(
         step: (state, number of a letter) -> the state after it.
         answer: state -> what is answered there.
     """
-    places: dict[Hashable, int] = {start: 0}
+    places: dict[State, int] = {start: 0}
     states = [start]
     rows = []
     for state in states:
@@ -141,21 +144,21 @@ def automaton_of(name: str) -> Automaton | None:
     A letter of `arithmetic` is an operator with the digit after it, so that every word is a sentence.
     """
     if name == "parity":
-        return minimal_automaton(0, ("a", "b"), lambda odd, letter: (odd + letter) % 2, lambda odd: odd)  # pyright: ignore
+        return minimal_automaton(0, ("a", "b"), lambda odd, letter: (odd + letter) % 2, lambda odd: odd)
     if name == "even-pairs":
-        begin = (None, None)
+        # First and last letter; before the first one, neither.
         return minimal_automaton(
-            begin,
+            (-1, -1),
             ("a", "b"),
-            lambda ends, letter: (letter if ends == begin else ends[0], letter),  # pyright: ignore
-            lambda ends: ends == begin or ends[0] == ends[1],  # pyright: ignore
+            lambda ends, letter: (letter if ends[0] == -1 else ends[0], letter),
+            lambda ends: ends[0] == ends[1],
         )
     if name == "cycle":
         moves = (0, 1, -1)
         return minimal_automaton(
             0,
             ("stay", "+1", "-1"),
-            lambda place, letter: (place + moves[letter]) % MODULUS,  # pyright: ignore
+            lambda place, letter: (place + moves[letter]) % MODULUS,
             lambda place: place,
         )
     if name == "arithmetic":
@@ -167,7 +170,7 @@ def automaton_of(name: str) -> Automaton | None:
                 return done, term * digit % MODULUS
             return (done + term) % MODULUS, (digit if operator == 0 else -digit) % MODULUS
 
-        return minimal_automaton((0, 0), letters, step, lambda state: sum(state) % MODULUS)  # pyright: ignore
+        return minimal_automaton((0, 0), letters, step, lambda state: sum(state) % MODULUS)
     return None
 
 
@@ -411,8 +414,8 @@ def _arithmetic(draws: np.ndarray, lengths: np.ndarray) -> tuple[np.ndarray, np.
 def _brackets(draws: np.ndarray, lengths: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """d, -d, (d), (-d) for expressions of 1 to 4 tokens, (left operator right) for longer ones; all rows at once.
 
-    An expression of `size` tokens from `start` on reads the draws of the place `start`, which no other expression starts at
-    with an operator of its own; its value is kept there as well.
+    An expression of `size` tokens from `start` on reads the draws of the place `start`, where no other expression starts;
+    its value is kept there as well.
     """
     plus, minus, times, opening, closing, equals = range(MODULUS + 1, MODULUS + 7)
     tokens = np.full(draws.shape[:2], PAD)
