@@ -146,13 +146,12 @@ def automaton_of(name: str) -> Automaton | None:
     if name == "parity":
         return minimal_automaton(0, ("a", "b"), lambda odd, letter: (odd + letter) % 2, lambda odd: odd)
     if name == "even-pairs":
-        # First and last letter; before the first one, neither.
-        return minimal_automaton(
-            (-1, -1),
-            ("a", "b"),
-            lambda ends, letter: (letter if ends[0] == -1 else ends[0], letter),
-            lambda ends: ends[0] == ends[1],
-        )
+
+        def read(ends: tuple[int, int], letter: int) -> tuple[int, int]:
+            """First and last letter; before the first one, neither."""
+            return (letter if ends == (-1, -1) else ends[0], letter)
+
+        return minimal_automaton((-1, -1), ("a", "b"), read, lambda ends: ends[0] == ends[1])
     if name == "cycle":
         moves = (0, 1, -1)
         return minimal_automaton(
