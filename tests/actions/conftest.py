@@ -1,15 +1,9 @@
-"""Shared by the tests of right actions: a generator of random numbers and an exponential of high precision."""
+"""Shared by the tests of right actions: an exponential of high precision."""
 
 from __future__ import annotations
 
-import numpy as np
 import pytest
 import torch
-
-
-@pytest.fixture
-def rng():
-    return np.random.default_rng(0)
 
 
 @pytest.fixture(scope="session")

@@ -94,11 +94,11 @@ def test_phi_is_exact_at_zero_and_smooth_across_the_switch():
 @pytest.mark.parametrize(
     ("build", "words"),
     [
-        (lambda: Diagonal(3, 3), "i must be an integer in 0..2"),
+        (lambda: Diagonal(3, 3), "`i` is 3; expected a channel, an integer in 0..2"),
         (lambda: Rotation(3, 1, 1), "different channels"),
-        (lambda: Shear(2, 0, -1), "j must be"),
-        (lambda: RankOne(torch.ones(2), torch.ones(3)), "u and v"),
-        (lambda: Shear(2, 0, 1).act(torch.ones(4, 3), 1.0), "state must be"),
+        (lambda: Shear(2, 0, -1), "`j` is -1"),
+        (lambda: RankOne(torch.ones(2), torch.ones(3)), "`u` and `v`"),
+        (lambda: Shear(2, 0, 1).act(torch.ones(4, 3), 1.0), "`state` has shape"),
     ],
 )
 def test_bad_input(build, words):

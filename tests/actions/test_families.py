@@ -148,7 +148,7 @@ def test_get_family():
     assert get_family(own, 4) is own
     with pytest.raises(ValueError, match="'split', 'dense', 'none'"):
         get_family("splt", 4)
-    with pytest.raises(ValueError, match="has width 4, expected 8"):
+    with pytest.raises(ValueError, match="has width 4; expected 8"):
         get_family(own, 8)
 
 
@@ -163,21 +163,21 @@ def test_compiles_and_vmaps(family):
 @pytest.mark.parametrize(
     ("call", "words"),
     [
-        (lambda: SplitFlow(4).dense(torch.zeros(2, 15), 1.0), "coords must be"),
-        (lambda: SplitFlow(4).dense(torch.zeros(2, 16), -0.1), "step must be >= 0"),
-        (lambda: SplitFlow(4).dense(torch.zeros(2, 16), torch.tensor([1.0, float("nan")])), "step must be >= 0"),
+        (lambda: SplitFlow(4).dense(torch.zeros(2, 15), 1.0), "`coords` has shape"),
+        (lambda: SplitFlow(4).dense(torch.zeros(2, 16), -0.1), "expected >= 0"),
+        (lambda: SplitFlow(4).dense(torch.zeros(2, 16), torch.tensor([1.0, float("nan")])), "expected >= 0"),
         (lambda: SplitFlow(4).dense(torch.full((16,), float("nan")), 1.0), "not finite"),
-        (lambda: SplitFlow(4).dense(torch.zeros(2, 16), torch.ones(3)), "step must broadcast"),
-        (lambda: SplitFlow(4).act(torch.zeros(2, 3), torch.zeros(16), 1.0), "state must be"),
+        (lambda: SplitFlow(4).dense(torch.zeros(2, 16), torch.ones(3)), "expected to broadcast"),
+        (lambda: SplitFlow(4).act(torch.zeros(2, 3), torch.zeros(16), 1.0), "`state` has shape"),
         (lambda: SplitFlow(4).dense(torch.zeros(16, dtype=torch.int64), 1.0), "floating"),
-        (lambda: SplitFlow(0), "width must be"),
-        (lambda: SplitFlow(2, rank=-1), "rank must be"),
+        (lambda: SplitFlow(0), "`width` is 0"),
+        (lambda: SplitFlow(2, rank=-1), "`rank` is -1"),
         (lambda: DenseExp(2).dense(torch.full((4,), float("inf")), 1.0), "not finite"),
-        (lambda: DenseExp(2).dense(torch.zeros(4), torch.tensor(-1.0)), "step must be >= 0"),
+        (lambda: DenseExp(2).dense(torch.zeros(4), torch.tensor(-1.0)), "expected >= 0"),
         (lambda: Lie(torch.zeros(2, 3, 2)), "square"),
         (lambda: Lie(torch.zeros(2, 2)), r"\[K, P, P\]"),
         (lambda: Lie(torch.full((1, 2, 2), float("nan"))), "not finite"),
-        (lambda: Oracle(2).dense(torch.zeros(5), 1.0), "coords must be"),
+        (lambda: Oracle(2).dense(torch.zeros(5), 1.0), "`coords` has shape"),
     ],
 )
 def test_bad_input(call, words):

@@ -172,7 +172,7 @@ def test_metric_only(signal):
     assert flat.factor_gap(1.5) < 1e-10
     with pytest.raises(ValueError, match="positive definite"):
         MetricOnly(measure, lambda t, tau: -np.eye(3), 3).operator(1.0)
-    with pytest.raises(ValueError, match="metric must be"):
+    with pytest.raises(ValueError, match="`metric` has shape"):
         MetricOnly(measure, lambda t, tau: np.eye(2), 3).operator(1.0)
     with pytest.raises(ValueError, match="channels"):
         flat.moments(lambda t: np.zeros(2), 1.0)
@@ -181,11 +181,11 @@ def test_metric_only(signal):
 @pytest.mark.parametrize(
     ("call", "word"),
     [
-        (lambda m, f: m.project(f, 0.0), "t must be > 0"),
-        (lambda m, f: m.project(f, -1.0), "t must be > 0"),
+        (lambda m, f: m.project(f, 0.0), "expected a time > 0"),
+        (lambda m, f: m.project(f, -1.0), "expected a time > 0"),
         (lambda m, f: m.reconstruct(np.zeros((4, 3)), 1.0, [1.2]), "tau"),
         (lambda m, f: m.reconstruct(np.zeros((4, 3)), 1.0, [-0.2]), "tau"),
-        (lambda m, f: m.reconstruct(np.zeros((4, 2)), 1.0, [0.2]), "C must be"),
+        (lambda m, f: m.reconstruct(np.zeros((4, 2)), 1.0, [0.2]), "`C` has shape"),
         (lambda m, f: m.project(lambda t: np.zeros(2), 1.0), "2 channels"),
         (lambda m, f: m.project(lambda t: np.zeros((3, 3)), 1.0), "vector"),
         (lambda m, f: m.evolve(np.zeros((5, 2)), np.arange(1, 6)), "2 channels"),
@@ -196,7 +196,7 @@ def test_metric_only(signal):
         (lambda m, f: m.evolve(f, []), "at least one"),
         (lambda m, f: m.evolve(f, [1.0, 2.0], method="euler"), "method"),
         (lambda m, f: m.evolve(f, [1.0, 2.0], keep="some"), "keep"),
-        (lambda m, f: m.evolve(f, [1.0, 2.0], initial_state=np.zeros((3, 3))), "C must be"),
+        (lambda m, f: m.evolve(f, [1.0, 2.0], initial_state=np.zeros((3, 3))), "`C` has shape"),
         (lambda m, f: m.project(np.zeros((5, 3)), 1.0), "times"),
         (lambda m, f: m.project(np.zeros((2, 3)), 1.0, times=[1.0, 0.5]), "strictly increasing"),
         (lambda m, f: ProjectionMemory("LegS"), "measure"),

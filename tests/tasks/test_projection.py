@@ -2,9 +2,10 @@
 
 import torch
 
+from shippo_ssm.projection import LegS
 from shippo_ssm.scan import block_affine_scan
 from shippo_ssm.tasks.paired import stream
-from shippo_ssm.tasks.projection import ProjectionTask, legs
+from shippo_ssm.tasks.projection import ProjectionTask
 
 
 def nmse(a, b):
@@ -12,8 +13,10 @@ def nmse(a, b):
 
 
 def test_legs_is_dissipative_by_its_write_vector():
-    generator, write = legs(16)
-    expected = -torch.outer(write, write) - torch.eye(16, dtype=torch.float64)
+    task = ProjectionTask(epsilon=1.0)
+    generator = torch.from_numpy(LegS(16).A(1.0))
+    assert torch.equal(task.left, torch.linalg.matrix_exp(generator))
+    expected = -torch.outer(task.write, task.write) - torch.eye(16, dtype=torch.float64)
     torch.testing.assert_close(generator + generator.mT, expected)
 
 

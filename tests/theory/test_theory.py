@@ -14,14 +14,14 @@ from rich.console import Console
 
 import shippo_ssm.scan
 from shippo_ssm.projection import LegS, ProjectionMemory, Transport
-from shippo_ssm.theory import CHECKS, Row, run_check, verify
-from shippo_ssm.theory.row import check
+from shippo_ssm.theory import CHECKS, CheckResult, run_check, verify
+from shippo_ssm.theory.registry import check
 
 
 @pytest.mark.parametrize("name", CHECKS)
 def test_statement_holds(name):
     row = CHECKS[name]()
-    assert isinstance(row, Row)
+    assert isinstance(row, CheckResult)
     assert row.name == name
     assert row.statement
     assert row.measured
@@ -138,7 +138,7 @@ def test_unknown_names_are_refused():
 
 def test_rows_judge_both_ways():
     def row(residual, bound, sense):
-        return Row(name="n", statement="s", place="p", measured="m", residual=residual, bound=bound, sense=sense)
+        return CheckResult(name="n", statement="s", place="p", measured="m", residual=residual, bound=bound, sense=sense)
 
     assert row(0.1, 0.2, "<=").holds
     assert not row(0.3, 0.2, "<=").holds

@@ -1,18 +1,29 @@
-"""Right actions R_t: factors, families, the dense exponential, and the collapse criterion."""
+"""Right actions R_t: factors, families and the dense exponential.
+
+`collapse`, `bank` and `collapse_of_model`, which analyse a set of them, live in `shippo_ssm.collapse`, above this room; they
+can be taken from here too and load on first use.
+"""
 
 from __future__ import annotations
 
-from shippo_ssm.actions.audit import ActionRow, collapse_of_model
-from shippo_ssm.actions.banks import Banks, Recurrence, bank
+import importlib
+from typing import TYPE_CHECKING, Any
+
 from shippo_ssm.actions.base import Factor, RightAction
-from shippo_ssm.actions.collapse import Reduction, collapse
 from shippo_ssm.actions.expm import expm
 from shippo_ssm.actions.factors import Diagonal, RankOne, Rotation, Shear
 from shippo_ssm.actions.families import DenseExp, Identity, Lie, Oracle, SplitFlow, get_family
 
+if TYPE_CHECKING:
+    from shippo_ssm.collapse import ActionRow as ActionRow
+    from shippo_ssm.collapse import Banks as Banks
+    from shippo_ssm.collapse import Recurrence as Recurrence
+    from shippo_ssm.collapse import Reduction as Reduction
+    from shippo_ssm.collapse import bank as bank
+    from shippo_ssm.collapse import collapse as collapse
+    from shippo_ssm.collapse import collapse_of_model as collapse_of_model
+
 __all__ = [
-    "ActionRow",
-    "Banks",
     "DenseExp",
     "Diagonal",
     "Factor",
@@ -20,15 +31,17 @@ __all__ = [
     "Lie",
     "Oracle",
     "RankOne",
-    "Recurrence",
-    "Reduction",
     "RightAction",
     "Rotation",
     "Shear",
     "SplitFlow",
-    "bank",
-    "collapse",
-    "collapse_of_model",
     "expm",
     "get_family",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    above = importlib.import_module("shippo_ssm.collapse")
+    if name in above.__all__:
+        return getattr(above, name)
+    raise AttributeError(f"module 'shippo_ssm.actions' has no attribute {name!r}")

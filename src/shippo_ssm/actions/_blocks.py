@@ -6,10 +6,12 @@ built from these is compiled as a whole, so machine code that is kept on disk st
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container
+from collections.abc import Callable, Sequence
 from typing import Any
 
-from shippo_ssm._simd import Emitter
+import numpy as np
+
+from shippo_ssm._simd import Emitter, simd
 
 LANES = 8
 
@@ -29,32 +31,68 @@ def transposed(emit: Any, rows: list[Any]) -> list[Any]:
     return rows
 
 
-def gather(
-    emit: Any,
-    dtype: str,
-    source: Any,
-    base: Any,
-    w: Any,
-    target: int,
-    entries: int,
-    place: Callable[[int], int] = lambda entry: entry,
-) -> None:
-    """Read LANES rows of `entries` numbers of `dtype`; entry e goes to the vector `place(e)` of the scratch."""
-    outside = Emitter(emit.builder, dtype, LANES)
-    for chunk in range(0, entries, LANES):
-        rows = [outside.load(source, emit.at(base, lane * entries + chunk), padded=True) for lane in range(LANES)]
-        for entry, vector in enumerate(transposed(emit, rows), chunk):
-            wide = vector if dtype == emit.dtype else emit.builder.fpext(vector, emit.vector)
-            emit.store(w, target + place(entry) * LANES, wide, padded=True)
+def block_reader(dtype: str, arithmetic: str, entries: int, order: Sequence[int] | None = None) -> Callable[..., None]:
+    """read(array, first, here, w, target): the `here` rows of `entries` numbers from row `first` on, zeros in the lanes left.
+
+    Args:
+        dtype: of the memory.
+        arithmetic: dtype of the scratch.
+        entries: numbers per row.
+        order: entry e of a row goes to the vector order[e] of the scratch; in order by default.
+    """
+    from numba.extending import register_jitable
+
+    places = np.arange(entries) if order is None else np.array(order)
+    whole = entries % LANES == 0
+
+    @simd(arithmetic, LANES)
+    def read_block(emit: Any, array: Any, base: Any, w: Any, target: Any) -> None:
+        outside = Emitter(emit.builder, dtype, LANES)
+        for chunk in range(0, entries - entries % LANES, LANES):
+            rows = [outside.load(array, emit.at(base, lane * entries + chunk), padded=True) for lane in range(LANES)]
+            for entry, vector in enumerate(transposed(emit, rows), chunk):
+                wide = vector if dtype == arithmetic else emit.builder.fpext(vector, emit.vector)
+                emit.store(w, emit.at(target, int(places[entry]) * LANES), wide, padded=True)
+
+    @register_jitable
+    def read(array, first, here, w, target):
+        if whole and here == LANES:
+            read_block(array, first * entries, w, target)
+        else:
+            for entry in range(entries):
+                place = target + places[entry] * LANES
+                for lane in range(LANES):
+                    w[place + lane] = array[(first + lane) * entries + entry] if lane < here else 0.0
+
+    return read
 
 
-def scatter(emit: Any, dtype: str, w: Any, source: Any, out: Any, base: Any, entries: int, raised: Container[int] = ()) -> None:
-    """Write LANES rows of `entries` numbers of `dtype`, one added to the entries that are `raised`."""
-    outside, one = Emitter(emit.builder, dtype, LANES), emit.constant(1.0)
-    for chunk in range(0, entries, LANES):
-        rows = [emit.load(w, emit.at(source, entry * LANES), padded=True) for entry in range(chunk, chunk + LANES)]
-        rows = [emit.add(row, one) if entry in raised else row for entry, row in enumerate(rows, chunk)]
-        if dtype != emit.dtype:
-            rows = [emit.builder.fptrunc(row, outside.vector) for row in rows]
-        for lane, vector in enumerate(transposed(emit, rows)):
-            outside.store(out, emit.at(base, lane * entries + chunk), vector, padded=True)
+def block_writer(dtype: str, arithmetic: str, entries: int, raised: Sequence[int] = ()) -> Callable[..., None]:
+    """write(w, source, array, first, here): the way back of a reader, one added to the entries that are `raised`."""
+    from numba.extending import register_jitable
+
+    whole = entries % LANES == 0
+    lifted, unit = np.isin(np.arange(entries), raised), np.dtype(arithmetic).type(1)
+
+    @simd(arithmetic, LANES)
+    def write_block(emit: Any, w: Any, source: Any, array: Any, base: Any) -> None:
+        outside, one = Emitter(emit.builder, dtype, LANES), emit.constant(1.0)
+        for chunk in range(0, entries - entries % LANES, LANES):
+            rows = [emit.load(w, emit.at(source, entry * LANES), padded=True) for entry in range(chunk, chunk + LANES)]
+            rows = [emit.add(row, one) if entry in raised else row for entry, row in enumerate(rows, chunk)]
+            if dtype != arithmetic:
+                rows = [emit.builder.fptrunc(row, outside.vector) for row in rows]
+            for lane, vector in enumerate(transposed(emit, rows)):
+                outside.store(array, emit.at(base, lane * entries + chunk), vector, padded=True)
+
+    @register_jitable
+    def write(w, source, array, first, here):
+        if whole and here == LANES:
+            write_block(w, source, array, first * entries)
+        else:
+            for lane in range(here):
+                for entry in range(entries):
+                    number = w[source + entry * LANES + lane]
+                    array[(first + lane) * entries + entry] = number + unit if lifted[entry] else number
+
+    return write

@@ -1,8 +1,8 @@
 """Machine code of the exponential: eight matrices at a time, one per SIMD lane.
 
-Data path. A block of LANES matrices [P, P] is transposed into a scratch array [slots, P P, LANES], so that entry (i,
-j) of all of them is one vector; every operation then is the textbook one on single numbers. A block that is not full
-is padded with zeros. The scheme is that of `expm.py`, every lane with its own scaling, and its tangent for the
+Data path. A block of LANES matrices [P, P] is transposed into a scratch array [slots, P P, LANES], so that entry (i, j)
+of all of them is one vector; every operation then is the textbook one on single numbers. A block that is not full is
+padded with zeros. The scheme is that of `expm.py`, every lane with its own scaling, and its tangent for the
 Frechet derivative. float32 operands of moderate norm are computed in float32 as exp(A) - I, so that rounding errors
 are those of the small part; blocks with a larger norm are left to a second kernel, which works in float64.
 """
@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from shippo_ssm._simd import simd
-from shippo_ssm.actions._blocks import LANES, gather, scatter
+from shippo_ssm.actions._blocks import LANES, block_reader, block_writer
 
 
 def build_expm(
@@ -33,49 +33,36 @@ def build_expm(
     # Slots: four powers, the total and the next total, then the same six for the tangent.
     tangent = 6 * slot
     shifted = arithmetic == "float32"
-    whole = size % lanes == 0
+    transpose = [entry % width * width + entry // width for entry in range(size)]
+    read_generator = block_reader(dtype, arithmetic, size, transpose if frechet else None)
+    read_direction = block_reader(dtype, arithmetic, size)
+    write_result = block_writer(dtype, arithmetic, size, range(0, size, width + 1) if shifted and not frechet else ())
     weights = np.array([1.0 / math.factorial(k) for k in range(degree + 1)], dtype=element)
     if shifted:
         weights[0] = 0.0
     group = 2 if width % 2 == 0 else 1
 
-    def product(emit: Any, w: Any, a: Any, b: Any, c: Any, row: Any, more: bool) -> None:
-        # `group` rows of c = a b (+ c) from `row` on: few enough accumulators for the registers.
-        shift = emit.times(row, width * lanes)
-        columns = [(i, j) for i in range(group) for j in range(width)]
-        places = [emit.at(c, shift, (i * width + j) * lanes) for i, j in columns]
-        totals = [emit.load(w, place, padded=True) for place in places] if more else []
-        for k in range(width):
-            left = [emit.load(w, emit.at(a, shift, (i * width + k) * lanes), padded=True) for i in range(group)]
-            right = [emit.load(w, emit.at(b, (k * width + j) * lanes), padded=True) for j in range(width)]
-            if totals:
-                totals = [emit.fma(left[i], right[j], total) for (i, j), total in zip(columns, totals)]
-            else:
-                totals = [emit.mul(left[i], right[j]) for i, j in columns]
-        for place, total in zip(places, totals):
-            emit.store(w, place, total, padded=True)
+    def rows_of_product(more: bool) -> Callable[..., None]:
+        # rows(w, a, b, c, row): `group` rows of c = a b (+ c) from `row` on, few enough accumulators for the registers.
+        @simd(arithmetic, lanes)
+        def rows(emit: Any, w: Any, a: Any, b: Any, c: Any, row: Any) -> None:
+            shift = emit.times(row, width * lanes)
+            columns = [(i, j) for i in range(group) for j in range(width)]
+            places = [emit.at(c, shift, (i * width + j) * lanes) for i, j in columns]
+            totals = [emit.load(w, place, padded=True) for place in places] if more else []
+            for k in range(width):
+                left = [emit.load(w, emit.at(a, shift, (i * width + k) * lanes), padded=True) for i in range(group)]
+                right = [emit.load(w, emit.at(b, (k * width + j) * lanes), padded=True) for j in range(width)]
+                if totals:
+                    totals = [emit.fma(left[i], right[j], total) for (i, j), total in zip(columns, totals)]
+                else:
+                    totals = [emit.mul(left[i], right[j]) for i, j in columns]
+            for place, total in zip(places, totals):
+                emit.store(w, place, total, padded=True)
 
-    @simd(arithmetic, lanes)
-    def set_rows(emit: Any, w: Any, a: Any, b: Any, c: Any, row: Any) -> None:
-        product(emit, w, a, b, c, row, False)
+        return rows
 
-    @simd(arithmetic, lanes)
-    def add_rows(emit: Any, w: Any, a: Any, b: Any, c: Any, row: Any) -> None:
-        product(emit, w, a, b, c, row, True)
-
-    @simd(arithmetic, lanes)
-    def read_generator(emit: Any, source: Any, base: Any, w: Any) -> None:
-        gather(
-            emit, dtype, source, base, w, 0, size, lambda entry: entry % width * width + entry // width if frechet else entry
-        )
-
-    @simd(arithmetic, lanes)
-    def read_direction(emit: Any, source: Any, base: Any, w: Any) -> None:
-        gather(emit, dtype, source, base, w, tangent, size)
-
-    @simd(arithmetic, lanes)
-    def write_block(emit: Any, w: Any, source: Any, out: Any, base: Any) -> None:
-        scatter(emit, dtype, w, source, out, base, size, range(0, size, width + 1) if shifted and not frechet else ())
+    set_rows, add_rows = rows_of_product(False), rows_of_product(True)
 
     @simd(arithmetic, lanes)
     def column_sums(emit: Any, w: Any, norms: Any) -> None:
@@ -97,31 +84,22 @@ def build_expm(
             place = emit.at(target, entry * lanes)
             emit.store(w, place, emit.mul(emit.load(w, place, padded=True), factor), padded=True)
 
-    def combination(emit: Any, w: Any, coef: Any, first: Any, powers: Any, out: Any, terms: int, plain: bool) -> None:
-        # out = coef[first] I + sum_k coef[first + k] powers[k - 1]; the tangent has no I.
-        splats = [emit.splat(coef, emit.at(first, k)) for k in range(terms)]
-        for entry in range(size):
-            total = splats[0] if plain and entry % (width + 1) == 0 else emit.constant(0.0)
-            for k in range(terms - 1, 0, -1):
-                power = emit.load(w, emit.at(powers, (k - 1) * slot + entry * lanes), padded=True)
-                total = emit.fma(splats[k], power, total)
-            emit.store(w, emit.at(out, entry * lanes), total, padded=True)
+    def combination(terms: int, plain: bool) -> Callable[..., None]:
+        # combine(w, coef, first, powers, out): coef[first] I + sum_k coef[first + k] powers[k - 1]; the tangent has no I.
+        @simd(arithmetic, lanes)
+        def combine(emit: Any, w: Any, coef: Any, first: Any, powers: Any, out: Any) -> None:
+            splats = [emit.splat(coef, emit.at(first, k)) for k in range(terms)]
+            for entry in range(size):
+                total = splats[0] if plain and entry % (width + 1) == 0 else emit.constant(0.0)
+                for k in range(terms - 1, 0, -1):
+                    power = emit.load(w, emit.at(powers, (k - 1) * slot + entry * lanes), padded=True)
+                    total = emit.fma(splats[k], power, total)
+                emit.store(w, emit.at(out, entry * lanes), total, padded=True)
 
-    @simd(arithmetic, lanes)
-    def five_terms(emit: Any, w: Any, coef: Any, first: Any, powers: Any, out: Any) -> None:
-        combination(emit, w, coef, first, powers, out, 5, True)
+        return combine
 
-    @simd(arithmetic, lanes)
-    def four_terms(emit: Any, w: Any, coef: Any, first: Any, powers: Any, out: Any) -> None:
-        combination(emit, w, coef, first, powers, out, 4, True)
-
-    @simd(arithmetic, lanes)
-    def five_tangents(emit: Any, w: Any, coef: Any, first: Any, powers: Any, out: Any) -> None:
-        combination(emit, w, coef, first, powers, out, 5, False)
-
-    @simd(arithmetic, lanes)
-    def four_tangents(emit: Any, w: Any, coef: Any, first: Any, powers: Any, out: Any) -> None:
-        combination(emit, w, coef, first, powers, out, 4, False)
+    five_terms, four_terms = combination(5, True), combination(4, True)
+    five_tangents, four_tangents = combination(5, False), combination(4, False)
 
     @simd(arithmetic, lanes)
     def double(emit: Any, w: Any, source: Any, target: Any) -> None:
@@ -146,14 +124,7 @@ def build_expm(
                 continue
             first = block * lanes
             here = min(lanes, count - first)
-            if whole and here == lanes:
-                read_generator(generator, first * size, w)
-            else:
-                w[:slot] = 0.0
-                for lane in range(here):
-                    for entry in range(size):
-                        place = entry % width * width + entry // width if frechet else entry
-                        w[place * lanes + lane] = generator[(first + lane) * size + entry]
+            read_generator(generator, first, here, w, 0)
             column_sums(w, norms)
             fewest, most = 1 << 30, 0
             for lane in range(lanes):
@@ -173,13 +144,7 @@ def build_expm(
             if most > 0:
                 scale(w, 0, factors)
             if frechet:
-                if whole and here == lanes:
-                    read_direction(direction, first * size, w)
-                else:
-                    w[tangent : tangent + slot] = 0.0
-                    for lane in range(here):
-                        for entry in range(size):
-                            w[tangent + entry * lanes + lane] = direction[(first + lane) * size + entry]
+                read_direction(direction, first, here, w, tangent)
                 if most > 0:
                     scale(w, tangent, factors)
             for target in range(1, 4):
@@ -226,15 +191,6 @@ def build_expm(
                 for lane in range(lanes):
                     left[lane] -= 1.0
                 total, spare = spare, total
-            result = tangent + total if frechet else total
-            if whole and here == lanes:
-                write_block(w, result, out, first * size)
-            else:
-                for lane in range(here):
-                    for entry in range(size):
-                        out[(first + lane) * size + entry] = w[result + entry * lanes + lane]
-                    if shifted and not frechet:
-                        for i in range(width):
-                            out[(first + lane) * size + i * (width + 1)] += 1.0
+            write_result(w, tangent + total if frechet else total, out, first, here)
 
     return kernel

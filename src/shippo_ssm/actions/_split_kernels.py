@@ -15,22 +15,21 @@ from typing import Any
 import numpy as np
 
 from shippo_ssm._simd import simd
-from shippo_ssm.actions._blocks import LANES, gather, scatter
+from shippo_ssm.actions._blocks import LANES, block_reader, block_writer
 
 
-def build_split(
-    dtype: str, width: int, num_diagonal: int, num_rotations: int, num_shears: int, backward: bool
-) -> Callable[..., None]:
-    """kernel(coords, step, right, cotangent, d_coords, d_step, faults, count, start, stop): the split product or its
-    gradient.
+def build_split(dtype: str, width: int, sizes: tuple[int, int, int], backward: bool) -> Callable[..., None]:
+    """kernel(coords, step, right, cotangent, d_coords, d_step, faults, count, start, stop): the split product or its gradient.
 
     The forward pass writes `right`; the backward pass reads it with its cotangent and writes d_coords and d_step.
-    faults[0] becomes 1 where a step is negative or not a number, faults[1] where a coordinate is not finite.
+    `sizes` counts diagonals, rotations and shears. faults[0] becomes 1 where a step is negative or not a number,
+    faults[1] where a coordinate is not finite.
     """
     from llvmlite import ir
 
     lanes, element, size = LANES, np.dtype(dtype), width * width
-    count_coords = num_diagonal + num_rotations + num_shears
+    num_diagonal, num_rotations, num_shears = sizes
+    count_coords = sum(sizes)
     pairs = [(i, j) for i in range(width) for j in range(i + 1, width)]
     firsts = np.array([i for i, _ in pairs] or [0])
     seconds = np.array([j for _, j in pairs] or [0])
@@ -192,24 +191,8 @@ def build_split(
         total = emit.fma(pulled, emit.load(w, emit.at(other, shift), padded=True), emit.load(w, step_gradient, padded=True))
         emit.store(w, step_gradient, total, padded=True)
 
-    @simd(dtype, lanes)
-    def read_coords(emit: Any, source: Any, base: Any, w: Any) -> None:
-        gather(emit, dtype, source, base, w, value, count_coords)
-
-    @simd(dtype, lanes)
-    def write_coords(emit: Any, w: Any, out: Any, base: Any) -> None:
-        scatter(emit, dtype, w, gradient, out, base, count_coords)
-
-    @simd(dtype, lanes)
-    def read_matrices(emit: Any, right: Any, cotangent: Any, base: Any, w: Any) -> None:
-        gather(emit, dtype, right, base, w, matrix, size)
-        gather(emit, dtype, cotangent, base, w, bar, size)
-
-    @simd(dtype, lanes)
-    def write_matrices(emit: Any, w: Any, out: Any, base: Any) -> None:
-        scatter(emit, dtype, w, matrix, out, base, size)
-
-    whole_coords, whole_matrices = count_coords % lanes == 0, size % lanes == 0
+    read_coords, write_coords = block_reader(dtype, dtype, count_coords), block_writer(dtype, dtype, count_coords)
+    read_matrix, write_matrix = block_reader(dtype, dtype, size), block_writer(dtype, dtype, size)
     last_shear, last_rotation = num_diagonal + num_rotations, num_diagonal
 
     def kernel(coords, step, right, cotangent, d_coords, d_step, faults, count, start, stop):
@@ -217,13 +200,7 @@ def build_split(
         for block in range(start, stop):
             first = block * lanes
             here = min(lanes, count - first)
-            full = here == lanes
-            if whole_coords and full:
-                read_coords(coords, first * count_coords, w)
-            else:
-                for k in range(count_coords):
-                    for lane in range(lanes):
-                        w[value + k * lanes + lane] = coords[(first + lane) * count_coords + k] if lane < here else 0.0
+            read_coords(coords, first, here, w, value)
             finite = True
             for place in range(value, value + count_coords * lanes):
                 finite &= abs(w[place]) < np.inf
@@ -254,20 +231,10 @@ def build_split(
                     rotate(w, last_rotation + pair, firsts[pair], seconds[pair])
                 for pair in range(num_shears):
                     shear(w, last_shear + pair, firsts[pair], seconds[pair])
-                if whole_matrices and full:
-                    write_matrices(w, right, first * size)
-                else:
-                    for lane in range(here):
-                        for entry in range(size):
-                            right[(first + lane) * size + entry] = w[matrix + entry * lanes + lane]
+                write_matrix(w, matrix, right, first, here)
                 continue
-            if whole_matrices and full:
-                read_matrices(right, cotangent, first * size, w)
-            else:
-                for entry in range(size):
-                    for lane in range(lanes):
-                        w[matrix + entry * lanes + lane] = right[(first + lane) * size + entry] if lane < here else 0.0
-                        w[bar + entry * lanes + lane] = cotangent[(first + lane) * size + entry] if lane < here else 0.0
+            read_matrix(right, first, here, w, matrix)
+            read_matrix(cotangent, first, here, w, bar)
             w[step_gradient : step_gradient + lanes] = 0.0
             for pair in range(num_shears - 1, -1, -1):
                 unshear(w, last_shear + pair, firsts[pair], seconds[pair])
@@ -275,12 +242,7 @@ def build_split(
                 unrotate(w, last_rotation + pair, firsts[pair], seconds[pair])
             for i in range(num_diagonal):
                 undiagonal(w, i)
-            if whole_coords and full:
-                write_coords(w, d_coords, first * count_coords)
-            else:
-                for lane in range(here):
-                    for k in range(count_coords):
-                        d_coords[(first + lane) * count_coords + k] = w[gradient + k * lanes + lane]
+            write_coords(w, gradient, d_coords, first, here)
             for lane in range(here):
                 d_step[first + lane] = w[step_gradient + lane]
 

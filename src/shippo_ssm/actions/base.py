@@ -17,6 +17,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
+from shippo_ssm._private import is_transformed
+
 
 class Factor(ABC):
     """R = exp(coef G) for a fixed generator G of which the exponential has a closed form."""
@@ -39,8 +41,7 @@ class Factor(ABC):
             state: [.., N, P].
             coef: [..], one coefficient per leading index of `state`, or a number.
         """
-        if state.ndim < 2 or state.shape[-1] != self.width:
-            raise ValueError(f"state must be [.., N, {self.width}] for a factor of that width, got {tuple(state.shape)}")
+        check_state(self, state)
         coef = torch.as_tensor(coef, dtype=state.dtype, device=state.device)
         return torch.stack(torch.broadcast_tensors(*self.act_columns(state.unbind(-1), coef.unsqueeze(-1))), -1)
 
@@ -68,7 +69,7 @@ class RightAction(nn.Module, ABC):
     def __init__(self, width: int, coordinates: Sequence[str]) -> None:
         super().__init__()
         if isinstance(width, bool) or not isinstance(width, int) or width < 1:
-            raise ValueError(f"width must be a positive integer, got {width!r}")
+            raise ValueError(f"{type(self).__name__}: `width` is {width!r}; expected a positive integer")
         self.width = width
         self.coordinates = tuple(coordinates)
         self.num_coordinates = len(self.coordinates)
@@ -83,7 +84,7 @@ class RightAction(nn.Module, ABC):
 
     def act(self, state: Tensor, coords: Tensor, step: Tensor | float) -> Tensor:
         """state R for a state [.., N, P] whose leading shape broadcasts with that of R."""
-        self.check_state(state)
+        check_state(self, state)
         return state @ self.dense(coords, step)
 
     def inverse(self, coords: Tensor, step: Tensor | float) -> Tensor:
@@ -100,46 +101,59 @@ class RightAction(nn.Module, ABC):
     def extra_repr(self) -> str:
         return f"width={self.width}, num_coordinates={self.num_coordinates}"
 
-    def check_state(self, state: Tensor) -> None:
-        if state.ndim < 2 or state.shape[-1] != self.width:
-            raise ValueError(f"state must be [.., N, {self.width}] for this family, got {tuple(state.shape)}")
-
-    def check_coords(self, coords: Tensor) -> None:
-        """Raise where coords is not a floating tensor [.., K]."""
+    def check(self, coords: Tensor, step: Tensor | float = 1.0, values: bool = True) -> Tensor:
+        """Check both arguments, their `values` too, and return the step as a tensor beside the coordinates."""
+        op, wanted = type(self).__name__, f"[.., {self.num_coordinates}]"
         if not isinstance(coords, Tensor) or not coords.is_floating_point():
-            raise ValueError(f"coords must be a floating tensor [.., {self.num_coordinates}], got {coords!r:.60}")
+            raise ValueError(f"{op}: `coords` is {coords!r:.60}; expected a floating tensor {wanted}; convert it with .to()")
         if coords.ndim < 1 or coords.shape[-1] != self.num_coordinates:
             raise ValueError(
-                f"coords must be [.., {self.num_coordinates}] for {type(self).__name__}(width={self.width}), "
-                f"got {tuple(coords.shape)}; its coordinates are {', '.join(self.coordinates) or 'none'}"
+                f"{op}: `coords` has shape {tuple(coords.shape)}; expected {wanted} for width {self.width}; "
+                f"its coordinates are {', '.join(self.coordinates) or 'none'}"
             )
-
-    def check(self, coords: Tensor, step: Tensor | float, values: bool = True) -> Tensor:
-        """Check both arguments and return the step as a tensor beside the coordinates.
-
-        Values are looked at on the CPU in eager mode only: elsewhere a look would stall the device or break the graph.
-        A compiled kernel looks for itself (`values` false).
-        """
-        self.check_coords(coords)
         step = torch.as_tensor(step, dtype=coords.dtype, device=coords.device) if not isinstance(step, Tensor) else step
         try:
             torch.broadcast_shapes(coords.shape[:-1], step.shape)
         except RuntimeError:
             raise ValueError(
-                f"step must broadcast with the leading shape {tuple(coords.shape[:-1])} of coords, got {tuple(step.shape)}"
+                f"{op}: `step` has shape {tuple(step.shape)}; expected to broadcast with {tuple(coords.shape[:-1])}, the "
+                "leading shape of `coords`; expand or index it to match"
             ) from None
-        if values and values_visible(coords) and values_visible(step):
-            if not bool((step >= 0).all()):
-                raise ValueError(f"step must be >= 0 everywhere, got a minimum of {step.min().item()}; pass softplus(raw)")
-            if not bool(torch.isfinite(coords).all()):
-                raise ValueError("coords has an entry that is not finite; look for a NaN or an overflow where it is made")
+        if values:
+            self.check_values(coords, step)
         return step
 
+    def check_values(self, coords: Tensor, step: Tensor) -> None:
+        """Raise where a step is negative or a coordinate not finite; a compiled kernel looks for itself.
 
-def under_transform(tensor: Tensor) -> bool:
-    """Whether a tensor is seen from inside `torch.func.vmap`, `grad` or another transform."""
-    wrapped = torch._C._functorch.is_functorch_wrapped_tensor  # pyright: ignore[reportAttributeAccessIssue]
-    return not torch.compiler.is_compiling() and wrapped(tensor)
+        Values are looked at on the CPU in eager mode only: elsewhere a look would stall the device or break the graph.
+        """
+        if values_visible(coords) and values_visible(step):
+            if not bool((step >= 0).all()):
+                raise negative_step(type(self).__name__, step)
+            if not bool(torch.isfinite(coords).all()):
+                raise not_finite(type(self).__name__, "coords")
+
+
+def check_state(action: Factor | RightAction, state: Tensor) -> None:
+    """Raise where a state is not [.., N, P] for the width P of an action."""
+    if state.ndim < 2 or state.shape[-1] != action.width:
+        raise ValueError(
+            f"{type(action).__name__}: `state` has shape {tuple(state.shape)}; expected [.., N, {action.width}]; "
+            "the last axis counts the channels of one group"
+        )
+
+
+def not_finite(op: str, name: str) -> ValueError:
+    """The error of an argument with a NaN or an infinity in it."""
+    return ValueError(
+        f"{op}: `{name}` has an entry that is not finite; expected numbers; look for a NaN or an overflow where it is made"
+    )
+
+
+def negative_step(op: str, step: Tensor) -> ValueError:
+    """The error of a step that is negative or not a number."""
+    return ValueError(f"{op}: `step` has a minimum of {step.min().item()}; expected >= 0 everywhere; pass softplus(raw)")
 
 
 def values_visible(tensor: Tensor) -> bool:
@@ -148,5 +162,5 @@ def values_visible(tensor: Tensor) -> bool:
         tensor.device.type == "cpu"
         and not torch.compiler.is_compiling()
         and type(tensor) in (Tensor, nn.Parameter)
-        and not under_transform(tensor)
+        and not is_transformed(tensor)
     )

@@ -1,7 +1,7 @@
 """Matrix exponentials of many small matrices: R = exp(A) for A [.., P, P].
 
-Data path. A batch is flattened to [M, P, P] and every matrix is scaled by its own power of two until its 1-norm is at
-most `theta`. A Taylor polynomial of degree m, evaluated by Paterson and Stockmeyer's scheme in the powers A, A^2,
+Data path. A batch is flattened to [M, P, P] and every matrix is scaled by its own power of two until its 1-norm is at most
+`theta`. A Taylor polynomial of degree m, evaluated by Paterson and Stockmeyer's scheme in the powers A, A^2,
 A^3, A^4, gives exp(2^-s A), and s squarings undo the scaling; a matrix leaves the squaring loop when its own count is
 reached, so small members of a batch do not pay for large ones. float32 is computed in float64 and rounded once (the
 drift of long products of rotations is then that of the rounding alone), float16 and bfloat16 are computed in float32,
@@ -12,13 +12,13 @@ L is computed with exp itself, in the algebra of pairs (X, E) (X', E') = (X X', 
 the block matrices [[X, E], [0, X]]. L is an op of its own whose gradient is again an L, of those 2P x 2P blocks, so
 derivatives of every order exist.
 
-Backends. "torch" is the path above, on any device. "fused" is the compiled CPU kernel of `fused.py` for float32 and
-float64 up to width 8, the same scheme with one matrix per SIMD lane; it takes float32 matrices of moderate norm in
-float32 as exp(A) - I and larger ones in float64. `resolve_backend` says which one a call takes.
+Backends. "torch" is the path above, on any device. "fused" is the compiled CPU kernel of `_expm_kernels.py` for float32
+and float64 up to width 8, the same scheme with one matrix per SIMD lane; it takes float32 matrices of moderate norm in
+float32 as exp(A) - I and larger ones in float64. `kernels.choose_kernel` says which one a call takes.
 
-Accuracy. The error is a few units in the last place times the condition number of exp at A, which is at least max(1,
-||A||); since float32 works in float64, float32 results are accurate to the last place or two at all norms from 1e-8
-to 1e3.
+Accuracy. The error is a few units in the last place times the condition number of exp at A, which is at least
+max(1, ||A||); since float32 works in float64, float32 results are accurate to the last place or two at all norms from
+1e-8 to 1e3.
 """
 
 from __future__ import annotations
@@ -26,15 +26,14 @@ from __future__ import annotations
 import math
 from typing import NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from shippo_ssm.actions import fused
-from shippo_ssm.actions.base import under_transform
-
-BACKENDS = ("auto", "torch", "fused")
-# From this many items on, "auto" takes the compiled kernel.
-FEWEST_ITEMS = 32
+from shippo_ssm.actions._blocks import LANES
+from shippo_ssm.actions._expm_kernels import build_expm
+from shippo_ssm.actions.base import not_finite
+from shippo_ssm.actions.kernels import batch_first, choose_kernel, launch
 
 
 class Scheme(NamedTuple):
@@ -123,7 +122,8 @@ def scale_and_square(generator: Tensor, direction: Tensor | None) -> Tensor:
         return torch.empty_like(generator)
     matrix = generator.detach().reshape(-1, width, width).to(dtype)
     norm = matrix.abs().sum(-2).amax(-1)
-    check_finite(norm.amax().item(), "generator")
+    if not math.isfinite(norm.amax().item()):
+        raise not_finite("expm", "generator")
     squarings = torch.log2(norm.clamp_min(1e-30) / scheme.theta).ceil().clamp_min(0)
     scale = torch.exp2(-squarings)[:, None, None]
     tangent = None if direction is None else direction.detach().reshape(-1, width, width).to(dtype) * scale
@@ -139,47 +139,52 @@ def scale_and_square(generator: Tensor, direction: Tensor | None) -> Tensor:
     return out.to(generator.dtype).reshape(shape)
 
 
-def check_finite(largest: float, name: str) -> None:
-    """Raise where the largest magnitude of an argument is not a finite number."""
-    if not math.isfinite(largest):
-        raise ValueError(f"{name} has an entry that is not finite; look for a NaN or an overflow where it is made")
-
-
-def check_square(matrix: Tensor, name: str) -> None:
+def check_square(op: str, name: str, matrix: Tensor) -> None:
     """Raise where a tensor is not [.., P, P] of a floating or complex dtype."""
     if not isinstance(matrix, Tensor):
-        raise ValueError(f"{name} must be a tensor [.., P, P], got {type(matrix).__name__}")
+        raise ValueError(f"{op}: `{name}` is a {type(matrix).__name__}; expected a tensor [.., P, P]; use torch.as_tensor")
     if matrix.ndim < 2 or matrix.shape[-1] != matrix.shape[-2] or matrix.shape[-1] == 0:
-        raise ValueError(f"{name} must be square in its last two axes, [.., P, P], got shape {tuple(matrix.shape)}")
+        raise ValueError(f"{op}: `{name}` has shape {tuple(matrix.shape)}; expected square matrices [.., P, P]; reshape it")
     if matrix.dtype not in _COMPUTE:
-        raise ValueError(f"{name} must be floating or complex, got {matrix.dtype}; convert it with .to(torch.float32)")
+        raise ValueError(f"{op}: `{name}` has dtype {matrix.dtype}; expected a floating or complex one; convert it with .to()")
 
 
-def fused_schemes(generator: Tensor, squarings: int) -> list[tuple[str, int, float, int]]:
-    """How the compiled kernel computes: float32 up to a few squarings in its own precision, the rest in float64."""
+def run_kernel(generator: Tensor, direction: Tensor | None, squarings: int) -> Tensor:
+    """exp(A) by the compiled kernel for `generator` A [.., P, P], or L(A^T, G) for the cotangent `direction` G.
+
+    float32 matrices that need at most `squarings` are computed in their own precision, the rest in float64.
+    """
+    dtype, width = str(generator.dtype).removeprefix("torch."), generator.shape[-1]
     unlimited = 1 << 20
-    if generator.dtype == torch.float64:
-        return [("float64", DOUBLE.degree, DOUBLE.theta, unlimited)]
-    return [
-        ("float32", ROUNDED.degree, ROUNDED.theta, squarings),
-        ("float64", SINGLE.degree, SINGLE.theta, unlimited),
-    ]
+    tries = [("float32", ROUNDED, squarings), ("float64", SINGLE, unlimited)]
+    if dtype == "float64":
+        tries = [("float64", DOUBLE, unlimited)]
+    out = torch.empty(generator.shape, dtype=generator.dtype)
+    count = generator.numel() // (width * width)
+    todo, faults = np.ones(-(-count // LANES), np.int8), np.zeros(1, np.int64)
+    operands = [generator, generator if direction is None else direction, out, todo, faults]
+    for arithmetic, scheme, most in tries:
+        sizes = {"width": width, "degree": scheme.degree, "theta": scheme.theta, "squarings": most}
+        launch(build_expm, count, operands, dtype=dtype, arithmetic=arithmetic, frechet=direction is not None, **sizes)
+        if not todo.any():
+            break
+    if faults[0]:
+        raise not_finite("expm", "generator")
+    return out
 
 
-@torch.library.custom_op("shippo_ssm::expm", mutates_args=())
+@torch.library.custom_op("shippo::expm", mutates_args=())
 def expm_op(generator: Tensor, backend: str) -> Tensor:
     """exp(generator) as one op; `backend` is resolved already."""
-    if backend == "fused":
-        return fused.run_expm(generator, None, fused_schemes(generator, 1))
-    return scale_and_square(generator, None)
+    return run_kernel(generator, None, 1) if backend == "fused" else scale_and_square(generator, None)
 
 
-@torch.library.custom_op("shippo_ssm::expm_frechet", mutates_args=())
+@torch.library.custom_op("shippo::expm_frechet", mutates_args=())
 def frechet_op(generator: Tensor, direction: Tensor, backend: str) -> Tensor:
     """L(generator, direction), the derivative of exp at `generator` along `direction`."""
     if backend == "fused":
         # The kernel takes the derivative at the transpose of what it reads, which is what a gradient hands over.
-        return fused.run_expm(generator.mT, direction, fused_schemes(generator, 3))
+        return run_kernel(generator.mT, direction, 3)
     return scale_and_square(generator, direction)
 
 
@@ -209,7 +214,7 @@ def _frechet_backward(ctx, grad: Tensor):
     zero = torch.zeros_like(generator)
     block = torch.cat([torch.cat([generator, direction], -1), torch.cat([zero, generator], -1)], -2)
     corner = torch.nn.functional.pad(grad, (width, 0, 0, width))
-    pulled = frechet_op(block.mH, corner, resolve_backend(block, "auto"))
+    pulled = frechet_op(block.mH, corner, choose_kernel("expm", block, 2 * width, 2))
     diagonal = pulled[..., :width, :width] + pulled[..., width:, width:]
     return diagonal, pulled[..., :width, width:], None
 
@@ -218,40 +223,14 @@ expm_op.register_autograd(_expm_backward, setup_context=_save)
 frechet_op.register_autograd(_frechet_backward, setup_context=_save)
 
 
-def _front(tensor: Tensor, dim: int | None, size: int) -> Tensor:
-    return tensor.expand(size, *tensor.shape) if dim is None else tensor.movedim(dim, 0)
-
-
 @expm_op.register_vmap
 def _(info, in_dims, generator: Tensor, backend: str):
-    return expm_op(_front(generator, in_dims[0], info.batch_size), backend), 0
+    return expm_op(*batch_first(info, in_dims, generator), backend), 0
 
 
 @frechet_op.register_vmap
 def _(info, in_dims, generator: Tensor, direction: Tensor, backend: str):
-    parts = [_front(tensor, dim, info.batch_size) for tensor, dim in zip((generator, direction), in_dims)]
-    return frechet_op(*parts, backend), 0
-
-
-def resolve_backend(tensor: Tensor, backend: str = "auto", *, width: int | None = None) -> str:
-    """The kernel that a call takes: "torch" or "fused".
-
-    "auto" is "fused" for at least 32 plain float32 or float64 items on the CPU with width <= 8, else "torch": for a
-    handful of matrices compilation does not pay, and `torch.func` transforms need the torch formulas.
-
-    Args:
-        tensor: generators [.., P, P], or coordinates [.., K] together with `width`.
-    """
-    if backend not in BACKENDS:
-        raise ValueError(f"backend must be one of {', '.join(BACKENDS)}, got {backend!r}")
-    items = tensor.shape[:-2] if width is None else tensor.shape[:-1]
-    width = tensor.shape[-1] if width is None else width
-    if backend == "fused":
-        fused.require(tensor, width)
-    if backend != "auto":
-        return backend
-    enough = math.prod(items) >= FEWEST_ITEMS
-    return "fused" if enough and fused.supports(tensor, width) and not under_transform(tensor) else "torch"
+    return frechet_op(*batch_first(info, in_dims, generator, direction), backend), 0
 
 
 def expm(generator: Tensor, *, backend: str = "auto") -> Tensor:
@@ -259,11 +238,10 @@ def expm(generator: Tensor, *, backend: str = "auto") -> Tensor:
 
     Args:
         generator: A [.., P, P], floating or complex, on any device.
-        backend: "torch" (batched products), "fused" (the CPU kernel) or "auto", which is what `resolve_backend` says.
+        backend: "torch" (batched products), "fused" (the CPU kernel) or "auto", which is what `choose_kernel` says.
 
     Returns:
-        R [.., P, P] of the same dtype, accurate to a few units in the last place times the condition number of exp at
-        A.
+        R [.., P, P] of the same dtype, accurate to a few units in the last place times the condition number of exp at A.
 
     Example:
         >>> import torch
@@ -272,5 +250,5 @@ def expm(generator: Tensor, *, backend: str = "auto") -> Tensor:
         >>> expm(quarter).round().tolist()
         [[-0.0, -1.0], [1.0, -0.0]]
     """
-    check_square(generator, "generator")
-    return expm_op(generator, resolve_backend(generator, backend))
+    check_square("expm", "generator", generator)
+    return expm_op(generator, choose_kernel("expm", generator, generator.shape[-1], 2, backend))

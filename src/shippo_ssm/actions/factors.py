@@ -24,14 +24,14 @@ from shippo_ssm.actions.base import Factor
 def check_index(name: str, index: int, width: int) -> int:
     """Raise where an index is not a channel of a group of this width."""
     if not isinstance(index, int) or not 0 <= index < width:
-        raise ValueError(f"{name} must be an integer in 0..{width - 1} (width {width}), got {index!r}")
+        raise ValueError(f"factor: `{name}` is {index!r}; expected a channel, an integer in 0..{width - 1}")
     return index
 
 
 def check_pair(width: int, i: int, j: int) -> tuple[int, int]:
     """Raise where (i, j) is not a pair of different channels."""
     if check_index("i", i, width) == check_index("j", j, width):
-        raise ValueError(f"i and j must be different channels, got {i} twice")
+        raise ValueError(f"factor: `i` and `j` are {i} both; expected two different channels")
     return i, j
 
 
@@ -49,6 +49,14 @@ def phi(kappa: Tensor) -> Tensor:
     return torch.where(small, series, torch.expm1(far) / far)
 
 
+def elementary(width: int, entries: dict[tuple[int, int], float]) -> Tensor:
+    """The matrix [P, P] with these entries and zeros elsewhere."""
+    out = torch.zeros(width, width)
+    for place, value in entries.items():
+        out[place] = value
+    return out
+
+
 @final
 class Diagonal(Factor):
     """exp(coef e_i e_i^T): scale column i by exp(coef).
@@ -64,9 +72,7 @@ class Diagonal(Factor):
 
     @property
     def generator(self) -> Tensor:
-        out = torch.zeros(self.width, self.width)
-        out[self.i, self.i] = 1.0
-        return out
+        return elementary(self.width, {(self.i, self.i): 1.0})
 
     def act_columns(self, columns: Sequence[Tensor], coef: Tensor) -> list[Tensor]:
         out = list(columns)
@@ -90,9 +96,7 @@ class Rotation(Factor):
 
     @property
     def generator(self) -> Tensor:
-        out = torch.zeros(self.width, self.width)
-        out[self.j, self.i], out[self.i, self.j] = 1.0, -1.0
-        return out
+        return elementary(self.width, {(self.j, self.i): 1.0, (self.i, self.j): -1.0})
 
     def act_columns(self, columns: Sequence[Tensor], coef: Tensor) -> list[Tensor]:
         cos, sin = torch.cos(coef), torch.sin(coef)
@@ -117,9 +121,7 @@ class Shear(Factor):
 
     @property
     def generator(self) -> Tensor:
-        out = torch.zeros(self.width, self.width)
-        out[self.i, self.j] = 1.0
-        return out
+        return elementary(self.width, {(self.i, self.j): 1.0})
 
     def act_columns(self, columns: Sequence[Tensor], coef: Tensor) -> list[Tensor]:
         out = list(columns)
@@ -144,7 +146,9 @@ class RankOne(Factor):
 
     def __init__(self, u: Tensor, v: Tensor) -> None:
         if u.ndim != 1 or u.shape != v.shape or len(u) == 0:
-            raise ValueError(f"u and v must be vectors [P] of one length, got {tuple(u.shape)} and {tuple(v.shape)}")
+            raise ValueError(
+                f"RankOne: `u` and `v` have shapes {tuple(u.shape)} and {tuple(v.shape)}; expected vectors [P] of one length"
+            )
         self.width, self.u, self.v = len(u), u, v
 
     @property

@@ -17,9 +17,10 @@ from typing import final
 import torch
 from torch import Tensor, nn
 
-from shippo_ssm.actions.base import Factor, RightAction
-from shippo_ssm.actions.expm import check_square, expm, resolve_backend
+from shippo_ssm.actions.base import Factor, RightAction, check_state, not_finite
+from shippo_ssm.actions.expm import check_square, expm
 from shippo_ssm.actions.factors import RankOne
+from shippo_ssm.actions.kernels import choose_kernel
 from shippo_ssm.actions.split import (
     apply_factors,
     channel_pairs,
@@ -40,8 +41,7 @@ def entry_names(letter: str, width: int) -> list[str]:
 
 @final
 class SplitFlow(RightAction):
-    """R = D_0 .. D_{P-1} Rot_{01} Rot_{02} .. Shear_{01} Shear_{02} .. Rank_0 Rank_1 .., multiplied in this order
-    from the left.
+    """R = D_0 .. D_{P-1} Rot_{01} Rot_{02} .. Shear_{01} Shear_{02} .. Rank_0 Rank_1 .., multiplied from left to right.
 
     The coordinates, in the order of the product, each multiplied by the step:
 
@@ -77,7 +77,7 @@ class SplitFlow(RightAction):
         names += [f"eta[{i},{j}]" for i, j in pairs] if shears else []
         super().__init__(width, names + [f"zeta[{index}]" for index in range(rank)])
         if rank < 0:
-            raise ValueError(f"rank must be >= 0, got {rank}")
+            raise ValueError(f"SplitFlow: `rank` is {rank}; expected a number of factors >= 0")
         self.sizes = (width if diagonal else 0, len(pairs) if rotations else 0, len(pairs) if shears else 0)
         # Unit scale of p q^T for any width, and no dependence on the coordinates' start: zeta = 0 is the identity.
         self.p = nn.Parameter(torch.randn(rank, width) / math.sqrt(width)) if rank else None
@@ -99,11 +99,11 @@ class SplitFlow(RightAction):
         Args:
             coords: [.., K].
             step: [..] >= 0, broadcast with the leading shape of coords.
-            backend: "torch", "fused" (the CPU kernel) or "auto", as `resolve_backend` says for coords.
+            backend: "torch", "fused" (the CPU kernel) or "auto", as `kernels.choose_kernel` says for coords.
         """
-        backend = resolve_backend(coords, backend, width=self.width)
-        step = self.check(coords, step, values=backend != "fused")
-        if backend == "torch":
+        step = self.check(coords, step, values=False)
+        if choose_kernel("SplitFlow", coords, self.width, 1, backend) == "torch":
+            self.check_values(coords, step)
             coef = coefficients(coords, step, self.sizes[0])
             return apply_factors(identity_columns(self.width, coef), self.factors, coef).to(coords.dtype)
         shape = torch.broadcast_shapes(coords.shape[:-1], step.shape)
@@ -115,7 +115,7 @@ class SplitFlow(RightAction):
         return apply_factors(right.unbind(-1), self._rank_one_factors(), step.unsqueeze(-1) * coords[..., inner:])
 
     def act(self, state: Tensor, coords: Tensor, step: Tensor | float) -> Tensor:
-        self.check_state(state)
+        check_state(self, state)
         coef = coefficients(coords, self.check(coords, step), self.sizes[0])
         return apply_factors(state.to(coef.dtype).unbind(-1), self.factors, coef).to(state.dtype)
 
@@ -126,8 +126,7 @@ class SplitFlow(RightAction):
 
     def generator(self, coords: Tensor) -> Tensor:
         """A = -Diag(softplus(d)) + sum theta Omega + sum eta N + sum zeta p q^T: what `dense` splits."""
-        self.check_coords(coords)
-        coef = coefficients(coords, torch.ones((), dtype=coords.dtype, device=coords.device), self.sizes[0])
+        coef = coefficients(coords, self.check(coords, values=False), self.sizes[0])
         if not self.num_coordinates:
             return coef.new_zeros(*coef.shape[:-1], self.width, self.width)
         basis = torch.stack([factor.generator.to(coef) for factor in self.factors])
@@ -166,7 +165,7 @@ class DenseExp(Exponential):
         super().__init__(width, entry_names("A", width) if isinstance(width, int) else [])
 
     def generator(self, coords: Tensor) -> Tensor:
-        self.check_coords(coords)
+        self.check(coords, values=False)
         return coords.unflatten(-1, (self.width, self.width))
 
 
@@ -187,20 +186,20 @@ class Lie(Exponential):
     """
 
     def __init__(self, generators: Tensor, learnable: bool = True) -> None:
-        check_square(generators, "generators")
+        check_square("Lie", "generators", generators)
         if generators.ndim != 3:
-            raise ValueError(f"generators must be [K, P, P], got {tuple(generators.shape)}")
+            raise ValueError(f"Lie: `generators` has shape {tuple(generators.shape)}; expected [K, P, P]; stack them")
         super().__init__(generators.shape[-1], [f"rho[{k}]" for k in range(len(generators))])
         generators = generators.detach().clone()
         if not bool(torch.isfinite(generators).all()):
-            raise ValueError("generators has an entry that is not finite")
+            raise not_finite("Lie", "generators")
         if learnable:
             self.generators = nn.Parameter(generators)
         else:
             self.register_buffer("generators", generators)
 
     def generator(self, coords: Tensor) -> Tensor:
-        self.check_coords(coords)
+        self.check(coords, values=False)
         return torch.einsum("...k,kij->...ij", coords, self.generators.to(coords.dtype))
 
 
@@ -212,7 +211,7 @@ class Identity(RightAction):
         super().__init__(width, [])
 
     def generator(self, coords: Tensor) -> Tensor:
-        self.check_coords(coords)
+        self.check(coords, values=False)
         return coords.new_zeros(*coords.shape[:-1], self.width, self.width)
 
     def dense(self, coords: Tensor, step: Tensor | float) -> Tensor:
@@ -221,7 +220,7 @@ class Identity(RightAction):
         return torch.eye(self.width, dtype=coords.dtype, device=coords.device).expand(*shape, self.width, self.width)
 
     def act(self, state: Tensor, coords: Tensor, step: Tensor | float) -> Tensor:
-        self.check_state(state)
+        check_state(self, state)
         self.check(coords, step)
         return state
 
@@ -231,8 +230,7 @@ class Identity(RightAction):
 
 @final
 class Oracle(RightAction):
-    """R is given: the coordinates are its entries, row by row, or R itself [.., P, P] beside a step [..]; the step is
-    not used.
+    """R is given: the coordinates are its entries, row by row, or R itself [.., P, P] beside a step [..], which is not used.
 
     Example:
         >>> import torch
@@ -254,7 +252,7 @@ class Oracle(RightAction):
 
     def generator(self, coords: Tensor) -> Tensor:
         """Refused: a given R need not have a real logarithm; its own entries serve where a set of actions is asked for."""
-        raise ValueError("an Oracle has no generator: R is given; use dense(coords, step) instead")
+        raise ValueError("Oracle: it has no generator, since R is given; use dense(coords, step) instead")
 
     def init_coordinates(self) -> Tensor:
         return torch.eye(self.width).flatten()
@@ -272,9 +270,11 @@ def get_family(right: str | RightAction, width: int) -> RightAction:
     """
     if isinstance(right, RightAction):
         if right.width != width:
-            raise ValueError(f"right has width {right.width}, expected {width}; build it with the group width of the layer")
+            raise ValueError(
+                f"get_family: `right` has width {right.width}; expected {width}; build it with the group width of the layer"
+            )
         return right
     if not isinstance(right, str) or right not in FAMILIES:
         choices = ", ".join(repr(name) for name in FAMILIES)
-        raise ValueError(f"right must be one of {choices} or a RightAction, got {right!r}")
+        raise ValueError(f"get_family: `right` is {right!r}; expected one of {choices} or a RightAction")
     return FAMILIES[right](width)

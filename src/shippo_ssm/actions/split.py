@@ -2,8 +2,7 @@
 
 Data path. `coefficients` turns coordinates into the coefficient of every factor; `apply_factors` carries columns
 through the factors one after the other, in torch, differentiable to any order. `split_op` is the same map as one
-compiled CPU op: its gradient is a compiled op too, and where a second derivative is asked for (create_graph=True) the
-gradient is taken through the torch formula instead, which has one.
+compiled CPU op with a compiled gradient.
 """
 
 from __future__ import annotations
@@ -17,9 +16,10 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from shippo_ssm._dtypes import compute_dtype
-from shippo_ssm.actions import fused
+from shippo_ssm.actions._split_kernels import build_split
 from shippo_ssm.actions.base import Factor
 from shippo_ssm.actions.factors import Diagonal, Rotation, Shear
+from shippo_ssm.actions.kernels import coordinate_op
 
 
 def channel_pairs(width: int) -> list[tuple[int, int]]:
@@ -63,54 +63,4 @@ def split_product(coords: Tensor, step: Tensor, width: int, sizes: Sequence[int]
     return apply_factors(identity_columns(width, coef), make_factors(width, sizes), coef).to(coords.dtype)
 
 
-@torch.library.custom_op("shippo_ssm::split_flow", mutates_args=())
-def split_op(coords: Tensor, step: Tensor, width: int, sizes: Sequence[int]) -> Tensor:
-    """R [.., P, P] by the compiled kernel; coords [.., K] and step [..] have one leading shape."""
-    right = torch.empty(*step.shape, width, width, dtype=coords.dtype)
-    fused.run_split(coords, step, right, None, (sizes[0], sizes[1], sizes[2]))
-    return right
-
-
-@torch.library.custom_op("shippo_ssm::split_flow_backward", mutates_args=())
-def split_backward_op(
-    coords: Tensor, step: Tensor, right: Tensor, cotangent: Tensor, sizes: Sequence[int]
-) -> tuple[Tensor, Tensor]:
-    """Gradients of <cotangent, R> with respect to coords and step by the compiled kernel."""
-    return fused.run_split(coords, step, right, cotangent, (sizes[0], sizes[1], sizes[2]))
-
-
-@split_op.register_fake
-def _(coords: Tensor, step: Tensor, width: int, sizes: Sequence[int]) -> Tensor:
-    return coords.new_empty(*step.shape, width, width)
-
-
-@split_backward_op.register_fake
-def _(coords: Tensor, step: Tensor, right: Tensor, cotangent: Tensor, sizes: Sequence[int]) -> tuple[Tensor, Tensor]:
-    return coords.new_empty(coords.shape), coords.new_empty(step.shape)
-
-
-def _save(ctx, inputs, output) -> None:
-    coords, step, ctx.width, ctx.sizes = inputs
-    ctx.save_for_backward(coords, step, output)
-
-
-def _split_backward(ctx, cotangent: Tensor):
-    coords, step, right = ctx.saved_tensors
-    if not torch.is_grad_enabled():
-        return *split_backward_op(coords, step, right, cotangent, ctx.sizes), None, None
-    wanted = [tensor for tensor in (coords, step) if tensor.requires_grad]
-    product = split_product(coords, step, ctx.width, ctx.sizes)
-    gradients = iter(torch.autograd.grad(product, wanted, cotangent, create_graph=True))
-    return *(next(gradients) if tensor.requires_grad else None for tensor in (coords, step)), None, None
-
-
-split_op.register_autograd(_split_backward, setup_context=_save)
-
-
-@split_op.register_vmap
-def _(info, in_dims, coords: Tensor, step: Tensor, width: int, sizes: Sequence[int]):
-    parts = [
-        tensor.expand(info.batch_size, *tensor.shape) if dim is None else tensor.movedim(dim, 0)
-        for tensor, dim in zip((coords, step), in_dims)
-    ]
-    return split_op(*parts, width, sizes), 0
+split_op = coordinate_op("split_flow", "SplitFlow", build_split, split_product)

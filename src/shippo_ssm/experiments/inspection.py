@@ -11,7 +11,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from shippo_ssm.actions.audit import ActionRow, collapse_of_model
+from shippo_ssm.collapse import ActionRow, collapse_of_model
 from shippo_ssm.experiments.mqar import MqarConfig, load_model
 from shippo_ssm.models import SequenceModel, load_checkpoint, read_checkpoint
 

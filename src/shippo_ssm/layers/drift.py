@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import numpy as np
 
-from shippo_ssm.layers.online import legs_operator
-
 DRIFTS = ("s4d-real", "legs")
 
 
@@ -29,6 +27,9 @@ def initial_drift(kind: str, d_state: int) -> list[float]:
     order = np.arange(d_state, dtype=np.float64)
     if kind == "s4d-real":
         return (-(order + 1)).tolist()
+    # Loads on first use: few layers need the measures.
+    from shippo_ssm.projection import LegS
+
     scale = np.sqrt(2 * order + 1)
-    normal = legs_operator(d_state) + 0.5 * np.outer(scale, scale)
+    normal = LegS(d_state).A(1.0) + 0.5 * np.outer(scale, scale)
     return np.linalg.eigvals(normal).real.tolist()

@@ -95,7 +95,12 @@ def online_memory(measure: Any, d_state: int = 32, theta: float = 64.0) -> Onlin
         if measure not in NAMES:
             names = ", ".join(map(repr, NAMES))
             raise ValueError(f"lift: `measure` is {measure!r}; expected one of {names}, or an object with A and B")
-        return {"legs": _legs, "legt": lambda order: _legt(order, theta), "s4d": _s4d}[measure](d_state)
+        if measure == "s4d":
+            return _s4d(d_state)
+        # Loads on first use: few layers need the measures.
+        from shippo_ssm.projection import LegS, LegT
+
+        measure = LegS(d_state) if measure == "legs" else LegT(d_state, theta)
     if not hasattr(measure, "A") or not hasattr(measure, "B"):
         raise ValueError(f"lift: `measure` is a {type(measure).__name__} without A and B; expected a name or a measure")
     if not callable(measure.A):
@@ -113,35 +118,6 @@ def online_memory(measure: Any, d_state: int = 32, theta: float = 64.0) -> Onlin
         flow = getattr(measure, "flow", None)
         return OnlineMemory(now, B, True, None if flow is None else lambda ratios: np.array(flow(np.ones_like(ratios), ratios)))
     raise ValueError("lift: `measure` has an A(t) that is neither constant nor 1/t; expected one of the two")
-
-
-def legs_operator(order: int) -> np.ndarray:
-    """A [N, N] of scaled Legendre, t C' = A C + B f: -sqrt((2n + 1)(2k + 1)) for n > k, -(n + 1) for n = k, 0 above."""
-    scale = np.sqrt(2 * np.arange(order) + 1.0)
-    return -np.tril(np.outer(scale, scale), -1) - np.diag(np.arange(order) + 1.0)
-
-
-def _legs(order: int) -> OnlineMemory:
-    nodes, weights = np.polynomial.legendre.leggauss(order)
-    scale = np.sqrt(2 * np.arange(order) + 1.0)
-    fixed = np.polynomial.legendre.legvander(nodes, order - 1) * scale * (0.5 * weights)[:, None]
-
-    def flow(ratios: np.ndarray) -> np.ndarray:
-        # x int_0^1 p(x u) p(u)^T du projects a function known on [0, x] onto [0, 1]. Gauss nodes are exact for it, where the
-        # exponential of the large triangular generator is badly scaled.
-        moved = np.polynomial.legendre.legvander(ratios[:, None] * (nodes + 1) - 1, order - 1) * scale
-        return ratios[:, None, None] * np.einsum("kun,um->knm", moved, fixed)
-
-    return OnlineMemory(legs_operator(order), scale, True, flow)
-
-
-def _legt(order: int, theta: float) -> OnlineMemory:
-    if theta <= 0:
-        raise ValueError(f"lift: `theta` is {theta}; expected a positive window")
-    n = np.arange(order)
-    scale = np.sqrt(2 * n + 1.0)
-    signs = np.where(n[:, None] >= n, 1.0, (-1.0) ** (n[:, None] - n))
-    return OnlineMemory(-np.outer(scale, scale) * signs / theta, scale / theta)
 
 
 def _s4d(order: int) -> OnlineMemory:

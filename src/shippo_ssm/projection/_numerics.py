@@ -106,9 +106,9 @@ def as_time(name: str, value: Any) -> float:
     try:
         time = float(value)
     except (TypeError, ValueError):
-        raise ValueError(f"{name} must be one number, got {value!r}; pass a float") from None
+        raise ValueError(f"projection: `{name}` is {value!r}; expected one number; pass a float") from None
     if not (math.isfinite(time) and time > 0):
-        raise ValueError(f"{name} must be > 0, got {time}; the history lives on [0, {name}], so start after 0")
+        raise ValueError(f"projection: `{name}` is {time}; expected a time > 0; the history lives on [0, {name}]")
     return time
 
 
@@ -116,10 +116,10 @@ def as_times(name: str, values: Any) -> Array:
     """A strictly increasing vector [K] of finite times > 0, or ValueError."""
     times = np.asarray(values, dtype=float)
     if times.ndim != 1 or times.size == 0:
-        raise ValueError(f"{name} must be a vector of at least one time, got shape {times.shape}")
+        raise ValueError(f"projection: `{name}` has shape {times.shape}; expected a vector of at least one time")
     as_time(f"{name}[0]", times[0])
     if not np.all(np.isfinite(times)) or np.any(np.diff(times) <= 0):
-        raise ValueError(f"{name} must be finite and strictly increasing; sort it and drop repeated entries")
+        raise ValueError(f"projection: `{name}` is not in order; expected finite times, strictly increasing; sort it")
     return times
 
 
@@ -128,5 +128,5 @@ def as_past(tau: Any, t: float) -> Array:
     past = np.asarray(tau, dtype=float)
     slack = 1e-12 * max(1.0, t)
     if not np.all((past >= -slack) & (past <= t + slack)):
-        raise ValueError(f"tau must lie in [0, t] = [0, {t}], got values in [{past.min()}, {past.max()}]; clip tau first")
+        raise ValueError(f"projection: `tau` has values in [{past.min()}, {past.max()}]; expected [0, {t}]; clip it first")
     return np.clip(past, 0.0, t)

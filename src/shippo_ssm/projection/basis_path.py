@@ -39,7 +39,7 @@ class BasisPath(Measure):
         object.__setattr__(self, "_change_rate", change_rate)
         object.__setattr__(self, "closes", measure.closes)
         if np.linalg.cond(self.change(1.0)) > 1e12:
-            raise ValueError("change must be invertible at every time, got a singular matrix at t = 1")
+            raise ValueError("BasisPath: `change` is singular at t = 1; expected a matrix that is invertible at every time")
 
     orthonormal = False
     stationary = False
@@ -54,7 +54,7 @@ class BasisPath(Measure):
         """S(t) [N, N]."""
         matrix = np.asarray(self._change(float(t)) if callable(self._change) else self._change, dtype=float)
         if matrix.shape != (self.N, self.N):
-            raise ValueError(f"change must be [N, N] = [{self.N}, {self.N}] at each time, got shape {matrix.shape}")
+            raise ValueError(f"BasisPath: `change` has shape {matrix.shape}; expected [{self.N}, {self.N}] at each time")
         return matrix
 
     def change_rate(self, t: float) -> Array:

@@ -82,7 +82,7 @@ class Measure(ABC):
 
     def __post_init__(self) -> None:
         if not isinstance(self.N, int | np.integer) or self.N < 1:
-            raise ValueError(f"N must be a positive integer, got {self.N!r}; it counts the basis functions")
+            raise ValueError(f"{type(self).__name__}: `N` is {self.N!r}; expected a positive integer, the number of functions")
 
     closes = True
     """Whether d_t psi = A_L psi holds exactly."""
@@ -330,7 +330,7 @@ class _Window(Measure):
     def __post_init__(self) -> None:
         super().__post_init__()
         if not (math.isfinite(self.theta) and self.theta > 0):
-            raise ValueError(f"theta must be a finite window length > 0, got {self.theta!r}")
+            raise ValueError(f"{type(self).__name__}: `theta` is {self.theta!r}; expected a finite window length > 0")
 
     def _start(self, t: float) -> float:
         return t - self.theta

@@ -44,9 +44,11 @@ class ProjectionMemory:
 
     def __init__(self, measure: Measure, transport: Transport | None = None) -> None:
         if not isinstance(measure, Measure):
-            raise ValueError(f"measure must be a measure such as LegS(32), got {type(measure).__name__}")
+            raise ValueError(f"ProjectionMemory: `measure` is a {type(measure).__name__}; expected a measure such as LegS(32)")
         if transport is not None and not isinstance(transport, Transport):
-            raise ValueError(f"transport must be a Transport or None, got {type(transport).__name__}; wrap the generator first")
+            raise ValueError(
+                f"ProjectionMemory: `transport` is a {type(transport).__name__}; expected a Transport; wrap the generator"
+            )
         self.measure = measure
         self.transport = transport
 
@@ -123,7 +125,7 @@ class ProjectionMemory:
         width = None if self.transport is None else self.transport.width
         if state.ndim != 2 or state.shape[0] != self.measure.N or width not in (None, state.shape[1]):
             expected = f"[{self.measure.N}, {'d' if width is None else width}]"
-            raise ValueError(f"C must be a coefficient matrix {expected}, got shape {state.shape}")
+            raise ValueError(f"ProjectionMemory: `C` has shape {state.shape}; expected a coefficient matrix {expected}")
         return state
 
     def evolve(self, f: Any, times: Any, *, method: Method = "exact", keep: Keep = "all", initial_state: Any = None) -> Array:
@@ -146,9 +148,9 @@ class ProjectionMemory:
             [T, N, d], or [N, d] with keep="last".
         """
         if method not in get_args(Method):
-            raise ValueError(f"method must be one of {get_args(Method)}, got {method!r}")
+            raise ValueError(f"ProjectionMemory: `method` is {method!r}; expected one of {get_args(Method)}")
         if keep not in get_args(Keep):
-            raise ValueError(f"keep must be one of {get_args(Keep)}, got {keep!r}")
+            raise ValueError(f"ProjectionMemory: `keep` is {keep!r}; expected one of {get_args(Keep)}")
         times = as_times("times", times)
         signal = self._signal(f, None if callable(f) else times)
         state = self.project(signal, times[0]) if initial_state is None else self._state(initial_state)

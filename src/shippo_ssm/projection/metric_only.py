@@ -38,7 +38,7 @@ class MetricOnly:
 
     def __init__(self, measure: Measure, metric: Callable[[float, float], Any], width: int) -> None:
         if not isinstance(width, int | np.integer) or width < 1:
-            raise ValueError(f"width must be a positive number of channels, got {width!r}")
+            raise ValueError(f"MetricOnly: `width` is {width!r}; expected a positive number of channels")
         self.measure = measure
         self.width = int(width)
         self._metric = metric
@@ -52,11 +52,15 @@ class MetricOnly:
         rows = [np.asarray(self._metric(t, float(time)), dtype=float) for time in tau]
         for row in rows:
             if row.shape != (self.width, self.width):
-                raise ValueError(f"metric must be [{self.width}, {self.width}] at each (t, tau), got shape {row.shape}")
+                raise ValueError(
+                    f"MetricOnly: `metric` has shape {row.shape}; expected [{self.width}, {self.width}] at each time"
+                )
         matrices = np.stack(rows)
         skewness = np.abs(matrices - np.swapaxes(matrices, -1, -2)).max() / np.abs(matrices).max()
         if skewness > 1e-10 or np.linalg.eigvalsh(matrices).min() <= 0:
-            raise ValueError(f"metric must be symmetric positive definite for all tau in [0, t], and is not at t = {t}")
+            raise ValueError(
+                f"MetricOnly: `metric` is not right at t = {t}; expected it symmetric positive definite for all tau"
+            )
         return matrices
 
     def _integrate(self, integrand: Any, t: float) -> Array:

@@ -36,9 +36,11 @@ class Samples:
         values = np.asarray(self.values, dtype=float)
         values = values[:, None] if values.ndim == 1 else values
         if times.ndim != 1 or values.ndim != 2 or len(times) != len(values) or len(times) == 0:
-            raise ValueError(f"values must be [K, d] with one row per time, got values {values.shape} for times {times.shape}")
+            raise ValueError(
+                f"Samples: `values` has shape {values.shape} for times {times.shape}; expected [K, d], one row per time"
+            )
         if not np.all(np.isfinite(times)) or np.any(np.diff(times) <= 0):
-            raise ValueError("times must be finite and strictly increasing; sort the samples and drop repeated times")
+            raise ValueError("Samples: `times` is not in order; expected finite times, strictly increasing; sort them")
         object.__setattr__(self, "times", times)
         object.__setattr__(self, "values", values)
 
@@ -74,7 +76,7 @@ class Function:
         """Values [M, d] at times [M]."""
         rows = np.array([np.atleast_1d(np.asarray(self.call(float(time)), dtype=float)) for time in times])
         if rows.ndim != 2:
-            raise ValueError(f"f must return a vector [d] for one time, got shape {rows.shape[1:]}")
+            raise ValueError(f"signal: `f` has values of shape {rows.shape[1:]}; expected a vector [d] for one time")
         _check_width(rows.shape[1], self.width)
         return rows
 
@@ -84,7 +86,7 @@ Signal = Samples | Function
 
 def _check_width(got: int, expected: int | None) -> None:
     if expected not in (None, got):
-        raise ValueError(f"f has {got} channels, the transport moves {expected}; give them the same width")
+        raise ValueError(f"signal: `f` has {got} channels; expected {expected} as the transport moves; give both one width")
 
 
 def as_signal(f: Any, times: Any = None, width: int | None = None) -> Signal:
@@ -99,7 +101,7 @@ def as_signal(f: Any, times: Any = None, width: int | None = None) -> Signal:
     if callable(f) and not isinstance(f, Samples):
         return Function(f, width)
     if not isinstance(f, Samples) and times is None:
-        raise ValueError("f is an array, so its sample times are needed; pass times=[K] or a callable f")
+        raise ValueError("signal: `f` is an array without times; expected sample times too; pass times=[K] or a callable f")
     signal = f if isinstance(f, Samples) else Samples(times, f)
     _check_width(signal.values.shape[1], width)
     return signal

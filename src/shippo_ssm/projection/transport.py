@@ -67,7 +67,7 @@ class _Flow:
         """Extends the segments up to time t."""
         horizon = self._transport.horizon
         if t > horizon:
-            raise ValueError(f"t must not lie beyond the horizon of the generator, {horizon}, got {t}")
+            raise ValueError(f"Transport: `t` is {t}; expected at most {horizon}, the horizon of the generator")
         while self.knots[-1] < t:
             start = float(self.knots[-1])
             stop = min(start + self._length(start), horizon)
@@ -98,7 +98,9 @@ class _Flow:
             for rate in (forward, backward)
         )
         if not (frame.success and inverse.success):
-            raise ValueError(f"generator could not be integrated on [{start}, {stop}]: {frame.message}; is it finite there?")
+            raise ValueError(
+                f"Transport: `generator` could not be integrated on [{start}, {stop}], {frame.message}; expected finite values"
+            )
         return frame.sol, inverse.sol
 
     def _evaluate(self, segment: Array, times: Array, part: int) -> Array:
@@ -139,9 +141,9 @@ class Transport:
 
     def __init__(self, generator: Any, width: int, *, times: Any = None, horizon: float = math.inf) -> None:
         if not isinstance(width, int | np.integer) or width < 1:
-            raise ValueError(f"width must be a positive number of channels, got {width!r}")
+            raise ValueError(f"Transport: `width` is {width!r}; expected a positive number of channels")
         if not horizon > 0:
-            raise ValueError(f"horizon must be > 0, got {horizon!r}")
+            raise ValueError(f"Transport: `horizon` is {horizon!r}; expected a time > 0")
         self.width = int(width)
         self.horizon = float(horizon)
         self._constant: Array | None = None
@@ -154,17 +156,20 @@ class Transport:
             return
         matrices = np.asarray(generator, dtype=float)
         if not np.all(np.isfinite(matrices)):
-            raise ValueError("generator must be finite")
+            raise ValueError("Transport: `generator` has an entry that is not finite; expected numbers")
         if times is None:
             self._constant = self._checked(matrices)
             return
         knots = np.asarray(times, dtype=float)
         if knots.ndim != 1 or matrices.shape != (len(knots), width, width):
             raise ValueError(
-                f"generator must be [K, {width}, {width}] for times [K], got {matrices.shape} for times {knots.shape}"
+                f"Transport: `generator` has shape {matrices.shape} for times {knots.shape}; expected [K, {width}, {width}] "
+                "for times [K]"
             )
         if len(knots) == 0 or not np.all(np.isfinite(knots)) or np.any(np.diff(knots) <= 0) or knots[0] < 0:
-            raise ValueError("times must be finite, >= 0 and strictly increasing: each is where a piece begins")
+            raise ValueError(
+                f"Transport: `times` is {knots.tolist()}; expected finite times >= 0, strictly increasing, where pieces begin"
+            )
         self._pieces = matrices
         self._knots = knots
 
@@ -172,7 +177,7 @@ class Transport:
         array = np.asarray(matrix, dtype=float)
         if array.shape != (self.width, self.width):
             raise ValueError(
-                f"generator must be a matrix [{self.width}, {self.width}] at each time, got shape {array.shape}; "
+                f"Transport: `generator` has shape {array.shape}; expected a matrix [{self.width}, {self.width}] at each time; "
                 "for pieces [K, d, d] pass times=[K] too"
             )
         return array
@@ -212,7 +217,9 @@ class Transport:
         later, earlier = np.broadcast_arrays(np.asarray(t, dtype=float), np.asarray(tau, dtype=float))
         slack = 1e-12 * max(1.0, float(np.abs(later).max(initial=0.0)))
         if np.any(earlier < -slack) or np.any(earlier > later + slack) or not np.all(np.isfinite(later)):
-            raise ValueError("tau must lie in [0, t]; P(t, tau) moves forward in time, its inverse is `inverse(t, tau)`")
+            raise ValueError(
+                "Transport: `tau` is outside [0, t]; expected an earlier time; P moves forward, `inverse` moves back"
+            )
         return later.ravel(), np.clip(earlier.ravel(), 0.0, None), later.shape
 
     def P(self, t: Any, tau: Any) -> Array:

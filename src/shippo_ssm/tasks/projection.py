@@ -6,7 +6,7 @@ transported LegS memory
 
     C_t = L C_{t-1} R_t + epsilon B f_t^T,     L = exp(epsilon A),     R_t = exp(sqrt(epsilon) sum_k rho_{t,k} G_k),
 
-with the (unscaled in time) LegS operator (A, B) of order N. The transport is a random walk, so its generator scales
+with the LegS operator (A, B) of order N as it is at time 1. The transport is a random walk, so its generator scales
 with the root of the step. The K generators, drawn once from the task's own seed, are half dense skew matrices of unit
 Frobenius norm and half elementary nilpotent ones e_i e_j^T.
 
@@ -23,19 +23,14 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from shippo_ssm.projection import LegS
+
 
 class Sequences(NamedTuple):
     """White noise and the coefficients of the transport."""
 
     signal: Tensor  # [.., T, d]
     coef: Tensor  # [.., T, K]
-
-
-def legs(order: int) -> tuple[Tensor, Tensor]:
-    """LegS: A_nk = -sqrt((2n+1)(2k+1)) below the diagonal, -(n+1) on it, B_n = sqrt(2n+1); [N, N] and [N] in float64."""
-    n = torch.arange(order, dtype=torch.float64)
-    root = torch.sqrt(2 * n + 1)
-    return -torch.tril(torch.outer(root, root), -1) - torch.diag(n + 1), root
 
 
 @functools.cache
@@ -81,12 +76,12 @@ class ProjectionTask:
     @property
     def left(self) -> Tensor:
         """L = exp(epsilon A), [N, N] in float64."""
-        return torch.linalg.matrix_exp(self.epsilon * legs(self.d_state)[0])
+        return torch.linalg.matrix_exp(self.epsilon * torch.from_numpy(LegS(self.d_state).A(1.0)))
 
     @property
     def write(self) -> Tensor:
         """epsilon B, [N] in float64."""
-        return self.epsilon * legs(self.d_state)[1]
+        return self.epsilon * torch.from_numpy(LegS(self.d_state).B(1.0))
 
     def draw(self, rng: torch.Generator, *shape: int) -> Sequences:
         """Sequences with standard normal f and coefficients uniform in [-coef_range, coef_range]."""

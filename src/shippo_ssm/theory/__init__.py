@@ -2,10 +2,10 @@
 
 `operator` holds section 2 and appendix A, `frames` appendix B, `scanning` sections 3.2 and 3.3 with appendices C.1 to
 C.3, `cell` section 3.4 with appendices C.4 to C.7. Each check is a function named after its statement that returns a
-`Row`; `CHECKS` has them by name, in the order of the paper."""
+`CheckResult`; `CHECKS` has them by name, in the order of the paper."""
 
 from shippo_ssm.theory import operator, frames, scanning, cell  # noqa: I001  (the order of the paper)
-from shippo_ssm.theory.row import CHECKS, Row
+from shippo_ssm.theory.registry import CHECKS, CheckResult
 from shippo_ssm.theory.verify import run_check, verify
 
-__all__ = ["CHECKS", "Row", "cell", "frames", "operator", "run_check", "scanning", "verify"]
+__all__ = ["CHECKS", "CheckResult", "cell", "frames", "operator", "run_check", "scanning", "verify"]

@@ -20,7 +20,7 @@ import shippo_ssm.actions as actions
 from shippo_ssm.layers import CellState, shippo_cell
 from shippo_ssm.projection import Transport
 from shippo_ssm.theory.cases import Array, gap, nodes, slope
-from shippo_ssm.theory.row import Finding, at_most, check
+from shippo_ssm.theory.registry import Finding, at_most, check
 
 NUM, WIDTH = 4, 3
 STEPS = 2.0 ** -np.arange(3, 9)

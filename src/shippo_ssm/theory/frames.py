@@ -6,7 +6,7 @@ import numpy as np
 
 from shippo_ssm.projection import LagT, LegS, ProjectionMemory, Transport
 from shippo_ssm.theory.cases import MIXED, TIME, WIDTH, Array, derivative, gap, moving, signal, skew, transports
-from shippo_ssm.theory.row import Finding, at_least, at_most, check
+from shippo_ssm.theory.registry import Finding, at_least, at_most, check
 
 EARLIER = 0.4
 EYE = np.eye(WIDTH)

@@ -22,7 +22,7 @@ from shippo_ssm.theory.cases import (
     skewed_basis,
     transports,
 )
-from shippo_ssm.theory.row import Finding, at_least, at_most, check
+from shippo_ssm.theory.registry import Finding, at_least, at_most, check
 
 
 def _least_squares(measure: Measure, transport: Transport | None, t: float) -> Array:

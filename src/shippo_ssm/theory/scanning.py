@@ -13,7 +13,7 @@ from scipy.optimize import minimize
 import shippo_ssm.actions as actions
 import shippo_ssm.scan as scan
 from shippo_ssm.theory.cases import Array, gap
-from shippo_ssm.theory.row import Finding, at_least, at_most, check
+from shippo_ssm.theory.registry import Finding, at_least, at_most, check
 
 NUM, WIDTH, LENGTH = 5, 3, 9
 

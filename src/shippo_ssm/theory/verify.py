@@ -16,21 +16,21 @@ from rich.console import Console
 from rich.table import Table
 
 from shippo_ssm import __version__
-from shippo_ssm.theory.row import CHECKS, Check, Row
+from shippo_ssm.theory.registry import CHECKS, Check, CheckResult
 
 
-def run_check(name: str, check: Check) -> Row:
+def run_check(name: str, check: Check) -> CheckResult:
     """The row of one check; an exception becomes a row that does not hold."""
     try:
         return check()
     except Exception as error:
-        return Row(
+        return CheckResult(
             name=name, statement=name.replace("_", " "), place="", measured=f"raised {type(error).__name__}: {error}",
             residual=math.nan, bound=0.0, sense="<=",
         )  # fmt: skip
 
 
-def _table(rows: Sequence[Row], seconds: float) -> Table:
+def _table(rows: Sequence[CheckResult], seconds: float) -> Table:
     failed = sum(not row.holds for row in rows)
     summary = f"{len(rows)} statements in {seconds:.1f} s: " + ("all hold" if not failed else f"{failed} do not hold")
     table = Table(caption=summary, caption_justify="left", show_lines=False)
@@ -54,7 +54,7 @@ def _plain(text: str) -> str:
     return text.replace("[", r"\[")
 
 
-def _write(out: Path, rows: Sequence[Row], seconds: float) -> Path:
+def _write(out: Path, rows: Sequence[CheckResult], seconds: float) -> Path:
     path = out / "verify.json" if out.is_dir() else out
     path.parent.mkdir(parents=True, exist_ok=True)
     # NaN is not JSON: a check that raised has no number.
@@ -72,7 +72,7 @@ def _select(only: str | Sequence[str] | None) -> list[str]:
     parts = [only] if isinstance(only, str) else list(only or ())
     unknown = [part for part in parts if not any(part in name for name in CHECKS)]
     if unknown:
-        raise ValueError(f"only: no check has {unknown[0]!r} in its name; choose from {', '.join(CHECKS)}")
+        raise ValueError(f"verify: `only` is {unknown[0]!r}; expected a part of the name of a check: {', '.join(CHECKS)}")
     return [name for name in CHECKS if not parts or any(part in name for part in parts)]
 
 

@@ -6,7 +6,8 @@ import pytest
 import torch
 from torch import nn
 
-from shippo_ssm.actions import SplitFlow, collapse_of_model
+from shippo_ssm.actions import SplitFlow
+from shippo_ssm.collapse import collapse_of_model
 
 
 class Layer(nn.Module):
@@ -92,7 +93,7 @@ def test_inputs_may_be_a_mapping():
 
 
 def test_a_model_without_right_actions_is_refused():
-    with pytest.raises(ValueError, match="no submodule with right_actions"):
+    with pytest.raises(ValueError, match="`model` is a Linear; expected a module with right_actions"):
         collapse_of_model(nn.Linear(2, 2), torch.zeros(1, 2))
 
 

@@ -8,7 +8,20 @@ import numpy as np
 import pytest
 import torch
 
-from shippo_ssm.actions import collapse
+import shippo_ssm.actions
+from shippo_ssm.collapse import collapse
+
+
+@pytest.fixture
+def rng():
+    return np.random.default_rng(0)
+
+
+def test_the_room_of_actions_hands_on_these_names():
+    assert shippo_ssm.actions.collapse is collapse
+    with pytest.raises(AttributeError, match="no_such_name"):
+        _ = shippo_ssm.actions.no_such_name
+
 
 TURN = np.array([[0.0, -1.0], [1.0, 0.0]])
 
@@ -165,12 +178,12 @@ def test_width_32_takes_less_than_a_second(sizes, rng):
 @pytest.mark.parametrize(
     ("generators", "options", "words"),
     [
-        (torch.zeros(2, 3, 2), {}, "must be square"),
-        (torch.zeros(3, 3), {}, "must be square"),
-        (torch.zeros(0, 3, 3), {}, "must be square"),
+        (torch.zeros(2, 3, 2), {}, "expected square"),
+        (torch.zeros(3, 3), {}, "expected square"),
+        (torch.zeros(0, 3, 3), {}, "expected square"),
         (torch.full((1, 2, 2), float("nan")), {}, "not finite"),
-        (torch.ones(1, 2, 2), {"tol": 0.0}, "tol must lie"),
-        (torch.ones(1, 2, 2), {"tol": 0.5}, "tol must lie"),
+        (torch.ones(1, 2, 2), {"tol": 0.0}, "`tol` is 0.0"),
+        (torch.ones(1, 2, 2), {"tol": 0.5}, "`tol` is 0.5"),
     ],
 )
 def test_bad_input(generators, options, words):

@@ -38,6 +38,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from shippo_ssm.actions.base import not_finite
+
 # How far above the noise a value must lie to count as nonzero.
 MARGIN = 30.0
 # Singular values of the commutator map below this are candidates for the null space and are computed again, without squaring.
@@ -224,11 +226,11 @@ def invariant_subspaces(element: Array, widest: bool) -> list[Array]:
 
     Groups are cut at every clear gap (`widest` false) or at the widest gap only.
     """
-    from scipy.linalg import lapack, schur
+    from scipy.linalg import get_lapack_funcs, schur
 
     schur_form: Any = schur(element, output="real")
     triangle, frame = schur_form
-    reorder: Any = vars(lapack)["dtrsen"]
+    reorder: Any = get_lapack_funcs("trsen", (triangle,))
     # LAPACK's 2 x 2 blocks of a complex pair have equal diagonal entries: the diagonal holds the real parts.
     real = np.diag(triangle)
     order = np.sort(real)
@@ -316,9 +318,11 @@ def as_family(generators: Tensor | Array) -> tuple[Array, float]:
     else:
         default, family = 1e-7, np.asarray(generators, dtype=np.float64)
     if family.ndim != 3 or family.shape[1] != family.shape[2] or 0 in family.shape:
-        raise ValueError(f"generators must be square, [M, P, P] with M, P >= 1, got shape {family.shape}")
+        raise ValueError(
+            f"collapse: `generators` has shape {family.shape}; expected square matrices [M, P, P] with M, P >= 1; stack them"
+        )
     if not np.isfinite(family).all():
-        raise ValueError("generators has an entry that is not finite; look for a NaN where the generators are made")
+        raise not_finite("collapse", "generators")
     return family, default
 
 
@@ -330,8 +334,8 @@ def collapse(generators: Tensor | Array, tol: float | None = None) -> Reduction:
     block of size two.
 
     Args:
-        generators: G [M, P, P]; realised actions R_t serve as well as generators. tol: size of the noise in the
-        generators, relative to their norm. Default 1e-7 for float64, 32 machine epsilons for the
+        generators: G [M, P, P]; realised actions R_t serve as well as generators.
+        tol: size of the noise in the generators, relative to their norm. Default 1e-7 for float64, 32 machine epsilons for the
             smaller floating types. Values of the commutator map up to 2 tol are zero, above 60 tol they are not, and
             between the two the answer is "cannot decide" (`decided` false).
 
@@ -340,7 +344,7 @@ def collapse(generators: Tensor | Array, tol: float | None = None) -> Reduction:
 
     Example:
         >>> import torch
-        >>> from shippo_ssm.actions import collapse
+        >>> from shippo_ssm.collapse import collapse
         >>> swap = torch.tensor([[[0.0, 1.0], [1.0, 0.0]]], dtype=torch.float64)
         >>> collapse(swap).blocks, collapse(torch.tensor([[[0.0, 1.0], [0.0, 0.0]]])).irreducible
         ((1, 1), True)
@@ -348,7 +352,7 @@ def collapse(generators: Tensor | Array, tol: float | None = None) -> Reduction:
     family, default = as_family(generators)
     tol = default if tol is None else tol
     if not 0.0 < tol < 1e-2:
-        raise ValueError(f"tol must lie between 0 and 0.01, got {tol}")
+        raise ValueError(f"collapse: `tol` is {tol}; expected a number between 0 and 0.01; it is relative to the norm")
     norm = np.sqrt((family**2).sum())
     if norm > 0.0:
         family = family / norm

@@ -15,8 +15,8 @@ from typing import NamedTuple, overload
 import torch
 from torch import Tensor
 
-from shippo_ssm.actions.collapse import Reduction
 from shippo_ssm.actions.families import Lie
+from shippo_ssm.collapse.reduction import Reduction
 
 
 class Recurrence(NamedTuple):
@@ -27,7 +27,7 @@ class Recurrence(NamedTuple):
     read: Tensor
     step: Tensor
     drift: Tensor
-    right: Tensor
+    right: Tensor | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +47,7 @@ class Banks:
         """Carry outputs or states [.., P_i] of the banks back: [.., P] = concatenation Q^{-1}."""
         widths = tuple(part.shape[-1] for part in parts)
         if widths != self.blocks:
-            raise ValueError(f"parts must have the widths of the blocks {self.blocks}, in that order, got {widths}")
+            raise ValueError(f"Banks: `parts` have widths {widths}; expected {self.blocks}, the widths of the blocks")
         return torch.linalg.solve(self.basis, torch.cat(list(parts), -1), left=False)
 
 
@@ -55,7 +55,10 @@ def block_parts(matrices: Tensor, reduction: Reduction, name: str, tol: float | 
     """Diagonal blocks of Q^{-1} M Q for matrices [.., P, P]; raise where something is left outside them."""
     width = len(reduction.basis)
     if matrices.ndim < 2 or matrices.shape[-2:] != (width, width):
-        raise ValueError(f"{name} must be [.., {width}, {width}], the width of the reduction, got {tuple(matrices.shape)}")
+        raise ValueError(
+            f"bank: `{name}` has shape {tuple(matrices.shape)}; expected [.., {width}, {width}], the width of the reduction; "
+            "take the reduction of these very actions"
+        )
     basis = reduction.basis.to(matrices)
     carried = torch.linalg.solve(basis, matrices @ basis)
     parts = [carried[..., part, part] for part in reduction.slices]
@@ -67,8 +70,8 @@ def block_parts(matrices: Tensor, reduction: Reduction, name: str, tol: float | 
     # The difference of two sums of squares is known only up to the root of the unit roundoff.
     if outside > max(tol, 4.0 * torch.finfo(matrices.dtype).eps ** 0.5):
         raise ValueError(
-            f"{name} does not collapse along this reduction: {outside:.1e} of it lies outside the blocks {reduction.blocks}, "
-            f"expected at most {tol:.1e}; take the reduction of these very actions"
+            f"bank: `{name}` does not collapse along this reduction, {outside:.1e} of it lies outside the blocks "
+            f"{reduction.blocks}; expected at most {tol:.1e}; take the reduction of these very actions"
         )
     return parts
 
@@ -81,18 +84,18 @@ def bank(recurrence: Lie | Sequence[Tensor], reduction: Reduction, *, tol: float
     """Carry a collapsed recurrence, or a family of generators, into its independent banks.
 
     Args:
-        recurrence: (value [B, T, G, P] or [B, T, G, r, P], write, read, step, drift, right [B, T, G, P, P]), the
-        operands of
+        recurrence: (value [B, T, G, P] or [B, T, G, r, P], write, read, step, drift, right [B, T, G, P, P]), the operands of
             `transport_scan`; or a `Lie` family, which becomes one family per block.
-        reduction: what `collapse` says of the generators or of the actions. tol: what may be left outside the blocks,
-        relative to the norm; default a hundred times the residual of the reduction.
+        reduction: what `collapse` says of the generators or of the actions.
+        tol: what may be left outside the blocks, relative to the norm; default a hundred times the residual of the
+            reduction.
 
     Returns:
         `Banks` with one recurrence per block and the way back (`join`), or a tuple of `Lie` families.
 
     Example:
         >>> import torch
-        >>> from shippo_ssm.actions import bank, collapse
+        >>> from shippo_ssm.collapse import bank, collapse
         >>> right = torch.tensor([[1.0, 0.5], [0.5, 1.0]]).expand(1, 3, 1, 2, 2)
         >>> ones = torch.ones(1, 3, 1, 2)
         >>> banks = bank((ones, ones, ones, ones[..., 0], torch.zeros(1, 2), right), collapse(right[0, :, 0]))
@@ -103,12 +106,13 @@ def bank(recurrence: Lie | Sequence[Tensor], reduction: Reduction, *, tol: float
         parts = block_parts(recurrence.generators, reduction, "generators", tol)
         learnable = recurrence.generators.requires_grad
         return tuple(Lie(part, learnable=learnable) for part in parts)
-    if len(recurrence) != 6:
-        raise ValueError(f"recurrence must be (value, write, read, step, drift, right), got {len(recurrence)} operands")
     whole = Recurrence(*recurrence)
-    if whole.value.shape[-1] != len(reduction.basis):
+    width = len(reduction.basis)
+    if whole.right is None:
+        raise ValueError("bank: `right` is None; expected [B, T, G, P, P]; without it every channel is a bank")
+    if whole.value.shape[-1] != width:
         raise ValueError(
-            f"value must be [.., {len(reduction.basis)}], the width of the reduction, got {tuple(whole.value.shape)}"
+            f"bank: `value` has shape {tuple(whole.value.shape)}; expected [.., {width}], the width of the reduction"
         )
     rights = block_parts(whole.right, reduction, "right", tol)
     basis = reduction.basis.to(whole.value)

@@ -1,4 +1,4 @@
-"""A row of the table that `shippo verify` prints, and the registry of checks.
+"""The result of a check, a row of the table that `shippo verify` prints, and the registry of checks.
 
 A check is a function without arguments that measures one statement of the paper. It returns what `at_most` or
 `at_least` gives it: a number, the bound it must respect, and in words what was measured. The decorator `check` adds the
@@ -6,6 +6,7 @@ statement and puts the function into `CHECKS` under its own name."""
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import math
 from collections.abc import Callable
@@ -24,10 +25,11 @@ class Finding:
     residual: float
     bound: float
     sense: Sense
+    """ "<=": the statement holds when the residual is at most the bound; ">=": a distance that must stay away from zero."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Row:
+class CheckResult:
     """One statement, measured."""
 
     name: str
@@ -40,7 +42,6 @@ class Row:
     residual: float
     bound: float
     sense: Sense
-    """ "<=": the statement holds when the residual is at most the bound; ">=": a distance that must stay away from zero."""
 
     @property
     def holds(self) -> bool:
@@ -50,7 +51,7 @@ class Row:
         return self.residual <= self.bound if self.sense == "<=" else self.residual >= self.bound
 
 
-Check = Callable[[], Row]
+Check = Callable[[], CheckResult]
 
 CHECKS: dict[str, Check] = {}
 """Name -> check, in the order of the paper."""
@@ -71,12 +72,9 @@ def check(place: str, statement: str) -> Callable[[Callable[[], Finding]], Check
 
     def register(function: Callable[[], Finding]) -> Check:
         @functools.wraps(function)
-        def run() -> Row:
+        def run() -> CheckResult:
             found = function()
-            return Row(
-                name=function.__name__, statement=statement, place=place, measured=found.measured,
-                residual=found.residual, bound=found.bound, sense=found.sense,
-            )  # fmt: skip
+            return CheckResult(name=function.__name__, statement=statement, place=place, **dataclasses.asdict(found))
 
         CHECKS[function.__name__] = run
         return run

@@ -1,18 +1,17 @@
 """What the right actions of a model really do: block sizes, commutators and effective rank, per layer and group.
 
-Data path. Every submodule that offers `right_actions(u) -> [B, T, G, P, P]` is watched while the model runs once,
-without gradients, on the given inputs; what it returns for its own input u is the set of its realised actions R_t, B
-T of them per group. Each set goes through `collapse` and two measures:
+Data path. Every submodule that offers `right_actions(u) -> [B, T, G, P, P]` is watched while the model runs once, without
+gradients, on the given inputs; what it returns for its own input u is the set of its realised actions R_t, B T of them per
+group. Each set goes through `collapse` and these measures:
 
     commutator           root mean square of ||R_s R_t - R_t R_s||_F over all pairs (s, t)
     relative commutator  the same over the mean of ||A||_F^2, A = R - I: how far the moves are from commuting, whatever
                          their size
-    effective rank       exp(entropy) of the shares of the squared singular values of the moves A as rows [B T, P^2]:
-    the
+    effective rank       exp(entropy) of the shares of the squared singular values of the moves A as rows [B T, P^2]: the
                          number of directions that the actions use, 0 when all of them are the identity
 
-The mean over pairs is exact: with K the map X -> (R_t X - X R_t)_t and C = sum vec(R) vec(R)^T it is tr(K^T K C) / (B
-T)^2.
+The mean over pairs is exact: with K the map X -> (R_t X - X R_t)_t and C = sum vec(R) vec(R)^T it is
+tr(K^T K C) / (B T)^2.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from shippo_ssm.actions.collapse import Array, as_family, collapse, commutator_gram
+from shippo_ssm.collapse.reduction import Array, as_family, collapse, commutator_gram
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -82,6 +81,11 @@ def audit(layer: str, group: int, actions: Tensor, tol: float | None) -> ActionR
     )
 
 
+def acts(module: nn.Module) -> bool:
+    """Whether a module can say its right actions."""
+    return hasattr(module, "right_actions")
+
+
 def run_once(model: nn.Module, inputs: Any) -> None:
     if isinstance(inputs, Mapping):
         model(**inputs)
@@ -104,7 +108,8 @@ def collapse_of_model(model: nn.Module, inputs: Any, *, tol: float | None = None
 
     Example:
         >>> import torch
-        >>> from shippo_ssm.actions import SplitFlow, collapse_of_model
+        >>> from shippo_ssm.actions import SplitFlow
+        >>> from shippo_ssm.collapse import collapse_of_model
         >>> class Layer(torch.nn.Module):
         ...     def right_actions(self, u):
         ...         return SplitFlow(2).dense(u, 1.0)
@@ -113,11 +118,12 @@ def collapse_of_model(model: nn.Module, inputs: Any, *, tol: float | None = None
         >>> collapse_of_model(Layer(), torch.randn(2, 8, 1, 4))[0].status
         'irreducible'
     """
-    watched = {
-        name or type(module).__name__: module for name, module in model.named_modules() if hasattr(module, "right_actions")
-    }
+    watched = {name or type(module).__name__: module for name, module in model.named_modules() if acts(module)}
     if not watched:
-        raise ValueError("model has no submodule with right_actions(u); give a Shippo layer or a model that contains one")
+        raise ValueError(
+            f"collapse_of_model: `model` is a {type(model).__name__}; expected a module with right_actions(u), or one that "
+            "contains it; give a Shippo layer or a model made of them"
+        )
     found: dict[str, list[Tensor]] = defaultdict(list)
 
     def watch(name: str):

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from shippo_ssm.actions import DenseExp, SplitFlow, expm
-from shippo_ssm.actions.expm import resolve_backend
+from shippo_ssm.actions.kernels import choose_kernel
 
 # One width of each kind per dtype: whole vectors (P^2 a multiple of eight) and single numbers.
 CASES = [(torch.float32, 4), (torch.float64, 3)]
@@ -42,15 +42,6 @@ def test_expm_gradient_agrees_with_torch(dtype, width):
     error = (ours - want).norm(dim=(1, 2)) / want.norm(dim=(1, 2))
     condition = wide.detach().abs().sum(-2).amax(-1).clamp_min(1.0)
     assert (error / condition).max() <= 32 * torch.finfo(dtype).eps
-
-
-def test_rotations_stay_orthogonal_over_4096_products():
-    for scale in (0.05, 0.5, 3.0):
-        raw = torch.randn(4096, 4, 4) * scale
-        product = torch.eye(4)
-        for turn in expm(raw - raw.mT, backend="fused"):
-            product = product @ turn
-        assert (product @ product.mT - torch.eye(4)).abs().max() <= 2e-5
 
 
 def test_expm_derivatives_of_first_and_second_order():
@@ -119,12 +110,12 @@ def test_results_do_not_depend_on_threads_or_position():
 
 def test_ops_keep_their_contracts():
     generators = torch.randn(9, 4, 4, requires_grad=True)
-    torch.library.opcheck(torch.ops.shippo_ssm.expm.default, (generators, "fused"))
+    torch.library.opcheck(torch.ops.shippo.expm.default, (generators, "fused"))
     torch.library.opcheck(
-        torch.ops.shippo_ssm.expm_frechet.default, (torch.randn(9, 4, 4).mT.requires_grad_(), generators, "fused")
+        torch.ops.shippo.expm_frechet.default, (torch.randn(9, 4, 4).mT.requires_grad_(), generators, "fused")
     )
     coords, step = torch.randn(9, 16, requires_grad=True), torch.rand(9, requires_grad=True)
-    torch.library.opcheck(torch.ops.shippo_ssm.split_flow.default, (coords, step, 4, [4, 6, 6]))
+    torch.library.opcheck(torch.ops.shippo.split_flow.default, (coords, step, 4, [4, 6, 6]))
 
 
 def test_compiles_without_a_graph_break():
@@ -141,12 +132,12 @@ def test_compiles_without_a_graph_break():
 
 
 def test_auto_says_what_it_takes():
-    assert resolve_backend(torch.zeros(64, 4, 4)) == "fused"
-    assert resolve_backend(torch.zeros(2, 4, 4)) == "torch"
-    assert resolve_backend(torch.zeros(64, 9, 9)) == "torch"
-    assert resolve_backend(torch.zeros(64, 4, 4, dtype=torch.bfloat16)) == "torch"
-    assert resolve_backend(torch.zeros(64, 16), width=4) == "fused"
-    assert resolve_backend(torch.zeros(2, 4, 4), "fused") == "fused"
+    assert choose_kernel("expm", torch.zeros(64, 4, 4), 4, 2) == "fused"
+    assert choose_kernel("expm", torch.zeros(2, 4, 4), 4, 2) == "torch"
+    assert choose_kernel("expm", torch.zeros(64, 9, 9), 9, 2) == "torch"
+    assert choose_kernel("expm", torch.zeros(64, 4, 4, dtype=torch.bfloat16), 4, 2) == "torch"
+    assert choose_kernel("SplitFlow", torch.zeros(64, 16), 4, 1) == "fused"
+    assert choose_kernel("expm", torch.zeros(2, 4, 4), 4, 2, "fused") == "fused"
 
 
 def test_gradient_transforms_take_the_torch_formulas():
@@ -165,7 +156,7 @@ def test_gradient_transforms_take_the_torch_formulas():
         (lambda: expm(torch.zeros(2, 2, 2, dtype=torch.bfloat16), backend="fused"), "bfloat16"),
         (lambda: expm(torch.full((40, 4, 4), float("nan")), backend="fused"), "not finite"),
         (lambda: expm(torch.full((3, 4, 4), float("inf")), backend="fused"), "not finite"),
-        (lambda: SplitFlow(4).dense(torch.zeros(40, 16), -1.0, backend="fused"), "step must be >= 0"),
+        (lambda: SplitFlow(4).dense(torch.zeros(40, 16), -1.0, backend="fused"), "expected >= 0"),
         (lambda: SplitFlow(4).dense(torch.full((40, 16), float("nan")), 1.0, backend="fused"), "not finite"),
         (lambda: SplitFlow(9).dense(torch.zeros(81), 1.0, backend="fused"), "width 9"),
     ],

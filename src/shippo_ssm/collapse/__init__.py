@@ -1,0 +1,9 @@
+"""What a set of right actions can do: their finest common block form, the banks it gives, and the audit of a model."""
+
+from __future__ import annotations
+
+from shippo_ssm.collapse.audit import ActionRow, collapse_of_model
+from shippo_ssm.collapse.banks import Banks, Recurrence, bank
+from shippo_ssm.collapse.reduction import Reduction, collapse
+
+__all__ = ["ActionRow", "Banks", "Recurrence", "Reduction", "bank", "collapse", "collapse_of_model"]
