@@ -8,9 +8,27 @@ from torch import nn
 
 from shippo_ssm.actions import SplitFlow
 from shippo_ssm.collapse import collapse_of_model
+from shippo_ssm.layers import Mixer
 
 
-class Layer(nn.Module):
+class Still(Mixer[None]):
+    """Gives its input back; its actions are what a test says."""
+
+    def __init__(self, actions=None, d_model=9):
+        super().__init__(d_model)
+        self.actions = actions
+
+    def run(self, u, state, segment):
+        return u + 1.0, None
+
+    def init_state(self, batch_size):
+        return None
+
+    def right_actions(self, u):
+        return self.actions
+
+
+class Layer(Still):
     """Two groups of width 3: one rotates and shears, one only scales."""
 
     def __init__(self):
@@ -20,9 +38,6 @@ class Layer(nn.Module):
     def right_actions(self, u):
         parts = [self.mix.dense(u[..., :9], 1.0), self.scale.dense(u[..., :3], 1.0)]
         return torch.stack(parts, 2)
-
-    def forward(self, u):
-        return u + 1.0
 
 
 class Model(nn.Module):
@@ -53,15 +68,7 @@ def test_one_row_per_layer_and_group():
 
 def test_measures_have_their_documented_values():
     actions = torch.randn(12, 3, 3, dtype=torch.float64)
-
-    class Fixed(nn.Module):
-        def right_actions(self, u):
-            return actions[None, :, None]
-
-        def forward(self, u):
-            return u
-
-    (row,) = collapse_of_model(Fixed(), torch.zeros(1))
+    (row,) = collapse_of_model(Still(actions[None, :, None]), torch.zeros(1, 12, 9))
     pairs = torch.einsum("sij,tjk->stik", actions, actions)
     brackets = pairs - pairs.transpose(0, 1)
     want = brackets.square().sum((-2, -1)).mean().sqrt().item()
@@ -72,18 +79,11 @@ def test_measures_have_their_documented_values():
     shares = torch.linalg.svdvals(moves.flatten(1)).square()
     shares = shares / shares.sum()
     assert row.effective_rank == pytest.approx((-(shares * shares.log()).sum()).exp().item(), rel=1e-10)
-    assert row.layer == "Fixed"
+    assert row.layer == "Still"
 
 
 def test_identity_actions_have_rank_zero_and_scalar_blocks():
-    class Still(nn.Module):
-        def right_actions(self, u):
-            return torch.eye(2).expand(1, 5, 1, 2, 2)
-
-        def forward(self, u):
-            return u
-
-    (row,) = collapse_of_model(Still(), (torch.zeros(1),))
+    (row,) = collapse_of_model(Still(torch.eye(2).expand(1, 5, 1, 2, 2)), (torch.zeros(1, 5, 9),))
     assert (row.effective_rank, row.commutator, row.relative_commutator, row.blocks) == (0.0, 0.0, 0.0, (1, 1))
 
 
@@ -93,12 +93,13 @@ def test_inputs_may_be_a_mapping():
 
 
 def test_a_model_without_right_actions_is_refused():
-    with pytest.raises(ValueError, match="`model` is a Linear; expected a module with right_actions"):
-        collapse_of_model(nn.Linear(2, 2), torch.zeros(1, 2))
+    for model in (nn.Linear(9, 2), Still()):
+        with pytest.raises(ValueError, match="without right actions; expected a layer that has them"):
+            collapse_of_model(model, torch.zeros(1, 2, 9))
 
 
 def test_hooks_are_removed_when_the_model_fails():
     model = Model()
-    with pytest.raises(IndexError):
-        collapse_of_model(model, torch.tensor(0.0))
+    with pytest.raises(ValueError, match="`u` is shape"):
+        collapse_of_model(model, torch.zeros(1, 2, 10))
     assert not model.first._forward_pre_hooks

@@ -17,7 +17,6 @@ from shippo_ssm.actions.families import DenseExp, Identity, Lie, Oracle, SplitFl
 if TYPE_CHECKING:
     from shippo_ssm.collapse import ActionRow as ActionRow
     from shippo_ssm.collapse import Banks as Banks
-    from shippo_ssm.collapse import Recurrence as Recurrence
     from shippo_ssm.collapse import Reduction as Reduction
     from shippo_ssm.collapse import bank as bank
     from shippo_ssm.collapse import collapse as collapse

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from shippo_ssm.collapse.audit import ActionRow, collapse_of_model
-from shippo_ssm.collapse.banks import Banks, Recurrence, bank
+from shippo_ssm.collapse.banks import Banks, bank
 from shippo_ssm.collapse.reduction import Reduction, collapse
 
-__all__ = ["ActionRow", "Banks", "Recurrence", "Reduction", "bank", "collapse", "collapse_of_model"]
+__all__ = ["ActionRow", "Banks", "Reduction", "bank", "collapse", "collapse_of_model"]

@@ -1,8 +1,8 @@
 """What the right actions of a model really do: block sizes, commutators and effective rank, per layer and group.
 
-Data path. Every submodule that offers `right_actions(u) -> [B, T, G, P, P]` is watched while the model runs once, without
-gradients, on the given inputs; what it returns for its own input u is the set of its realised actions R_t, B T of them per
-group. Each set goes through `collapse` and these measures:
+Data path. Every mixer inside the model is watched while the model runs once, without gradients, on the given inputs; what its
+`right_actions(u)` gives for its own input u are its realised actions R_t, B T of them per group. Each set goes through
+`collapse` and these measures:
 
     commutator           root mean square of ||R_s R_t - R_t R_s||_F over all pairs (s, t)
     relative commutator  the same over the mean of ||A||_F^2, A = R - I: how far the moves are from commuting, whatever
@@ -26,6 +26,7 @@ import torch
 from torch import Tensor, nn
 
 from shippo_ssm.collapse.reduction import Array, as_family, collapse, commutator_gram
+from shippo_ssm.layers import Mixer
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -81,11 +82,6 @@ def audit(layer: str, group: int, actions: Tensor, tol: float | None) -> ActionR
     )
 
 
-def acts(module: nn.Module) -> bool:
-    """Whether a module can say its right actions."""
-    return hasattr(module, "right_actions")
-
-
 def run_once(model: nn.Module, inputs: Any) -> None:
     if isinstance(inputs, Mapping):
         model(**inputs)
@@ -99,7 +95,7 @@ def collapse_of_model(model: nn.Module, inputs: Any, *, tol: float | None = None
     """Whether the right actions of a trained layer or model couple channels, per layer and group.
 
     Args:
-        model: a module that is, or contains, modules with a method `right_actions(u) -> [B, T, G, P, P]`.
+        model: a module that is, or contains, mixers with right actions.
         inputs: what the model is called with: a tensor, a sequence of positional or a mapping of keyword arguments.
         tol: noise in the actions relative to their norm, as in `collapse`.
 
@@ -108,28 +104,20 @@ def collapse_of_model(model: nn.Module, inputs: Any, *, tol: float | None = None
 
     Example:
         >>> import torch
-        >>> from shippo_ssm.actions import SplitFlow
+        >>> from shippo_ssm import Shippo
         >>> from shippo_ssm.collapse import collapse_of_model
-        >>> class Layer(torch.nn.Module):
-        ...     def right_actions(self, u):
-        ...         return SplitFlow(2).dense(u, 1.0)
-        ...     def forward(self, u):
-        ...         return u
-        >>> collapse_of_model(Layer(), torch.randn(2, 8, 1, 4))[0].status
+        >>> layer = Shippo(8, d_state=4, dt_min=1.0, dt_max=1.0)
+        >>> collapse_of_model(layer, torch.randn(2, 8, 8))[0].status
         'irreducible'
     """
-    watched = {name or type(module).__name__: module for name, module in model.named_modules() if acts(module)}
-    if not watched:
-        raise ValueError(
-            f"collapse_of_model: `model` is a {type(model).__name__}; expected a module with right_actions(u), or one that "
-            "contains it; give a Shippo layer or a model made of them"
-        )
+    watched = {name or type(model).__name__: module for name, module in model.named_modules() if isinstance(module, Mixer)}
     found: dict[str, list[Tensor]] = defaultdict(list)
 
     def watch(name: str):
-        def hook(module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-            u = args[0] if args else next(iter(kwargs.values()))
-            found[name].append(module.right_actions(u).detach().flatten(0, 1))
+        def hook(module: Mixer[Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+            right = module.right_actions(args[0] if args else kwargs["u"])
+            if right is not None:
+                found[name].append(right.detach().flatten(0, 1))
 
         return hook
 
@@ -144,6 +132,11 @@ def collapse_of_model(model: nn.Module, inputs: Any, *, tol: float | None = None
             handle.remove()
         for module, mode in training.items():
             module.training = mode
+    if not found:
+        raise ValueError(
+            f"collapse_of_model: `model` is a {type(model).__name__} without right actions; expected a layer that has them, or "
+            "a model made of such layers; give a Shippo layer with a right action"
+        )
     return [
         audit(name, group, actions, tol)
         for name, parts in found.items()

@@ -10,24 +10,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple, overload
+from typing import overload
 
 import torch
 from torch import Tensor
 
 from shippo_ssm.actions.families import Lie
 from shippo_ssm.collapse.reduction import Reduction
-
-
-class Recurrence(NamedTuple):
-    """The operands of H_t = exp(step_t drift_t) H_{t-1} right_t + write_t value_t^T, y_t = read_t^T H_t."""
-
-    value: Tensor
-    write: Tensor
-    read: Tensor
-    step: Tensor
-    drift: Tensor
-    right: Tensor | None = None
+from shippo_ssm.scan import Recurrence
 
 
 @dataclass(frozen=True, slots=True)
