@@ -5,9 +5,10 @@ from dataclasses import replace
 import pytest
 import torch
 
-from shippo_ssm.experiments.matrix_state import Batch, MatrixState, PairedConfig
-from shippo_ssm.experiments.paired import rows, solve
-from shippo_ssm.experiments.stacked import nmse
+from shippo_ssm.experiments.paired.claim import rows, solve
+from shippo_ssm.experiments.paired.matrix_state import MatrixState, PairedBatch, PairedConfig
+from shippo_ssm.lab.stacked import nmse
+from shippo_ssm.tasks.paired import Examples
 
 BASE = PairedConfig(batch=24, eval_batches=3, num_seeds=2)
 TRAINED = [row for row in rows(BASE) if row.right != "solver"]
@@ -26,11 +27,9 @@ def test_training_loss_is_that_of_the_recurrence(row):
     block = model.block(0)
     fast = model.loss(parameters, block, 5)
     size = row.batch
-    rng_free = Batch(*(part[:, 5] for part in block))
+    rng_free = PairedBatch(*(part[:, 5] for part in block))
     # Rebuild the examples from the features, then run them token by token.
     hot, coef = rng_free.features.chunk(2, -1)
-    from shippo_ssm.tasks.paired import Examples
-
     examples = Examples(rng_free.value, hot.argmax(-1), coef.sum(-1))
     ordinary = Examples(*(part[:, :size] for part in examples))
     model.pairs = Examples(*(part[:, size:] for part in examples))
@@ -86,5 +85,5 @@ def test_order_averaged_bound_bounds_what_training_finds_near_two_in_ten_thousan
 
 
 def test_groups_must_divide_the_width():
-    with pytest.raises(ValueError, match="choose a divisor"):
+    with pytest.raises(ValueError, match="expected a divisor"):
         PairedConfig(group_width=3)

@@ -6,9 +6,9 @@ import pytest
 import torch
 
 from shippo_ssm.actions import expm
-from shippo_ssm.experiments.carry import carry, carry_exactly, new_frame, num_dense, turn
-from shippo_ssm.experiments.projection import EVAL, TRAIN, Projection, ProjectionConfig
-from shippo_ssm.experiments.stacked import nmse
+from shippo_ssm.experiments.projection.carry import carry, carry_exactly, new_frame, num_dense, turn
+from shippo_ssm.experiments.projection.model import EVAL, TRAIN, Projection, ProjectionConfig
+from shippo_ssm.lab.stacked import nmse
 from shippo_ssm.scan import block_affine_scan
 from shippo_ssm.tasks.paired import stream
 

@@ -11,11 +11,12 @@ from dataclasses import replace
 
 import pytest
 
-from shippo_ssm.experiments import get, paired
-from shippo_ssm.experiments.core import Progress, RowResult, Session
-from shippo_ssm.experiments.progress import Display, Estimate, Lines, clock
-from shippo_ssm.experiments.runner import Unit, cut, run
-from shippo_ssm.experiments.store import read_json
+from shippo_ssm.experiments import get
+from shippo_ssm.experiments.paired import claim as paired
+from shippo_ssm.lab.experiment import Progress, RowConfig, RowResult, Session
+from shippo_ssm.lab.progress import Display, Estimate, Lines, clock
+from shippo_ssm.lab.runner import Unit, cut, run
+from shippo_ssm.lab.store import read_json
 
 CHOSEN = ("no-right-r1", "learned-zero")
 
@@ -88,13 +89,13 @@ def test_a_folder_holds_one_run(tmp_path):
 
 
 def test_unknown_names_are_refused(tmp_path):
-    with pytest.raises(ValueError, match="no experiment 'nothing'"):
+    with pytest.raises(ValueError, match="`name` is 'nothing'"):
         get("nothing")
-    with pytest.raises(ValueError, match="no preset 'huge'"):
+    with pytest.raises(ValueError, match="`preset` is 'huge'"):
         run(small(), "huge", out=tmp_path)
-    with pytest.raises(ValueError, match="no row nothing"):
+    with pytest.raises(ValueError, match="`only` names nothing"):
         run(small(), out=tmp_path, only=("nothing",))
-    with pytest.raises(ValueError, match="1 or more"):
+    with pytest.raises(ValueError, match="`seeds` is 0"):
         run(small(), out=tmp_path, seeds=0)
 
 
@@ -127,7 +128,7 @@ def test_workers_killed_at_any_moment_leave_a_run_that_resumes(tmp_path):
 
 @pytest.mark.parametrize("per_step", [1, 8192])
 def test_time_left_counts_units_that_have_not_begun(per_step):
-    units = [Unit(i, paired.PairedConfig(steps=100), (0,), cost=1.2 if i == 3 else 1.0) for i in range(4)]
+    units = [Unit(i, RowConfig(steps=100), (0,), cost=1.2 if i == 3 else 1.0) for i in range(4)]
     estimate = Estimate(units, {1, 2, 3}, jobs=2)
     assert estimate.seconds() is None
     # A unit may count something else than steps.
@@ -141,7 +142,7 @@ def test_time_left_counts_units_that_have_not_begun(per_step):
 def test_plain_lines_say_how_far(capsys):
     from rich.console import Console
 
-    units = [Unit(0, paired.PairedConfig(name="row", steps=10), (0,))]
+    units = [Unit(0, RowConfig(name="row", steps=10), (0,))]
     lines = Lines(Console(), every=0.0)
     with lines.show("paired", units, {0}, 1):
         lines.progress(Progress(0, 1, 10, {}))
@@ -159,7 +160,7 @@ def test_results_are_json_that_keeps_every_bit(tmp_path):
 
 REUSE = """
 import resource, torch
-from shippo_ssm.experiments._memory import keep_freed_memory
+from shippo_ssm.lab.memory import keep_freed_memory
 print(keep_freed_memory())
 torch.ones(1 << 26)
 before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt

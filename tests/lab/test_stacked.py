@@ -5,9 +5,11 @@ from dataclasses import replace
 import pytest
 import torch
 
-from shippo_ssm.experiments import groups, paired, projection
-from shippo_ssm.experiments.core import Session
-from shippo_ssm.experiments.stacked import AdamW, Layout, nmse, r_squared
+from shippo_ssm.experiments import groups
+from shippo_ssm.experiments.paired import claim as paired
+from shippo_ssm.experiments.projection import claim as projection
+from shippo_ssm.lab.experiment import Session
+from shippo_ssm.lab.stacked import AdamW, Layout, nmse, r_squared
 
 SHORT = {"steps": 14, "eval_every": 6}
 
@@ -70,7 +72,7 @@ def test_a_stack_of_seeds_equals_separate_runs(train, row):
 
 @pytest.mark.parametrize(("train", "row"), short_rows())
 def test_an_interrupted_run_ends_with_the_same_numbers(train, row, tmp_path, monkeypatch):
-    monkeypatch.setattr("shippo_ssm.experiments.stacked.SAVE_SECONDS", 0.0)
+    monkeypatch.setattr("shippo_ssm.lab.stacked.SAVE_SECONDS", 0.0)
     whole = train(row, (0, 1), Session())
     saves = 0
 

@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, TextColumn
 from rich.progress import Progress as Bars
 
-from shippo_ssm.experiments.core import Progress
+from shippo_ssm.lab.experiment import Progress
 
 
 def clock(seconds: float) -> str:

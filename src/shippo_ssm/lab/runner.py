@@ -1,5 +1,4 @@
-"""Run an experiment: cut it into units, train them in one or several processes, keep what is finished, show how far
-it is.
+"""Run an experiment: cut it into units, train them in one or several processes, keep what is finished, show how far it is.
 
 A unit is a row and the seeds that train together. Units are handed to `jobs` worker processes as they become free; a
 worker writes its own checkpoints and its own result file and sends progress back. The numbers depend on neither the
@@ -20,15 +19,18 @@ import shutil
 import signal
 import time
 import traceback
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 
-from shippo_ssm.experiments._memory import keep_freed_memory
-from shippo_ssm.experiments.core import Experiment, Progress, Result, RowResult, Session
-from shippo_ssm.experiments.progress import Display, make_display
-from shippo_ssm.experiments.store import as_json, default_folder, read_json, versions, write_json
+from shippo_ssm.lab.experiment import Experiment, Progress, Result, RowResult, Session
+from shippo_ssm.lab.memory import keep_freed_memory
+from shippo_ssm.lab.progress import Display, make_display
+from shippo_ssm.lab.store import as_json, read_json, versions, write_json
+
+Train = Callable[[Any, tuple[int, ...], Session], RowResult]
 
 
 class Unit(NamedTuple):
@@ -62,11 +64,11 @@ def cut(rows: tuple[Any, ...], experiment: Experiment) -> list[Unit]:
     return units
 
 
-def finish_unit(experiment: Experiment, unit: Unit, folder: Path, notify) -> None:
+def finish_unit(train: Train, unit: Unit, folder: Path, notify: Callable[[Progress], None]) -> None:
     """Train one unit to the end and write its result file; the checkpoint goes when the file is there."""
     checkpoint = folder / "checkpoints" / f"{unit.name}.safetensors"
     begun = time.monotonic()
-    result = experiment.train(unit.config, unit.seeds, Session(unit.index, checkpoint, notify))
+    result = train(unit.config, unit.seeds, Session(unit.index, checkpoint, notify))
     for name, values in result.metrics.items():
         if len(values) != len(unit.seeds):
             raise ValueError(
@@ -77,20 +79,17 @@ def finish_unit(experiment: Experiment, unit: Unit, folder: Path, notify) -> Non
     checkpoint.unlink(missing_ok=True)
 
 
-def _work(name: str, units: list[Unit], folder: Path, threads: int, tasks, events) -> None:
+def _work(train: Train, units: list[Unit], folder: Path, threads: int, tasks, events) -> None:
     # Ctrl-C reaches the whole process group; only the parent answers it, and ends its workers.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     torch.set_num_threads(threads)
     keep_freed_memory()
-    from shippo_ssm.experiments import get
-
-    experiment = get(name)
     while True:
         index = tasks.get()
         if index is None:
             return
         try:
-            finish_unit(experiment, units[index], folder, events.put)
+            finish_unit(train, units[index], folder, events.put)
             events.put(index)
         except Exception as error:
             events.put(Failure(index, str(error), traceback.format_exc()))
@@ -99,7 +98,7 @@ def _work(name: str, units: list[Unit], folder: Path, threads: int, tasks, event
 
 def _serial(experiment: Experiment, units: list[Unit], folder: Path, display: Display) -> None:
     for unit in units:
-        finish_unit(experiment, unit, folder, display.progress)
+        finish_unit(experiment.train, unit, folder, display.progress)
         display.finished(unit.index)
 
 
@@ -114,7 +113,7 @@ def _parallel(experiment: Experiment, units: list[Unit], folder: Path, display: 
         tasks.put(None)
     threads = max(1, (os.cpu_count() or 1) // jobs)
     workers = [
-        context.Process(target=_work, args=(experiment.name, whole, folder, threads, tasks, events), daemon=True)
+        context.Process(target=_work, args=(experiment.train, whole, folder, threads, tasks, events), daemon=True)
         for _ in range(jobs)
     ]
     for worker in workers:
@@ -227,13 +226,13 @@ def run(
     unknown = set(only) - {row.name for row in rows}
     if unknown:
         names = ", ".join(row.name for row in rows)
-        raise ValueError(f"{experiment.name} has no row {', '.join(sorted(unknown))}; its rows are {names}")
+        raise ValueError(f"{experiment.name}: `only` names {', '.join(sorted(unknown))}; expected rows among {names}")
     rows = tuple(row for row in rows if not only or row.name in only)
     if seeds is not None:
         if seeds < 1:
-            raise ValueError(f"seeds is {seeds}; expected a number of seeds, 1 or more")
+            raise ValueError(f"{experiment.name}: `seeds` is {seeds}; expected a number of seeds, 1 or more")
         rows = tuple(dataclasses.replace(row, num_seeds=seeds) for row in rows)
-    folder = out or default_folder(experiment.name, preset, experiment.default_preset)
+    folder = out or experiment.folder(preset)
     manifest = {
         "experiment": experiment.name,
         "preset": preset,

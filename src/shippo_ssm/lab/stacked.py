@@ -20,7 +20,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from shippo_ssm.experiments.core import RowResult, Session
+from shippo_ssm.lab.experiment import RowResult, Session, TrainConfig
 
 
 def nmse(prediction: Tensor, target: Tensor, floor: float = 1e-8) -> Tensor:
@@ -114,16 +114,8 @@ class Problem(Protocol):
     def evaluate(self, parameters: dict[str, Tensor]) -> dict[str, list[float]]: ...
 
 
-def train_stack(
-    problem: Problem,
-    seeds: tuple[int, ...],
-    session: Session,
-    *,
-    steps: int,
-    optimiser: AdamW,
-    eval_every: int = 1000,
-) -> RowResult:
-    """Train all seeds together for `steps` steps, evaluating every `eval_every` steps and at the end.
+def train_stack(problem: Problem, config: TrainConfig, seeds: tuple[int, ...], session: Session) -> RowResult:
+    """Train all seeds together for `config.steps` steps, evaluating every `config.eval_every` steps and at the end.
 
     A checkpoint is written at each evaluation, and every `SAVE_SECONDS` where evaluations are rarer.
 
@@ -136,14 +128,13 @@ def train_stack(
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
-        return _train(problem, seeds, session, steps, optimiser, eval_every)
+        return _train(problem, config, seeds, session)
     finally:
         torch.set_num_threads(threads)
 
 
-def _train(
-    problem: Problem, seeds: tuple[int, ...], session: Session, steps: int, optimiser: AdamW, eval_every: int
-) -> RowResult:
+def _train(problem: Problem, config: TrainConfig, seeds: tuple[int, ...], session: Session) -> RowResult:
+    optimiser, steps = config.shared(AdamW), config.steps
     restored = session.restore()
     if restored is None:
         state = optimiser.init(problem.layout.join([problem.init(seed) for seed in seeds]))
@@ -162,7 +153,7 @@ def _train(
         (grad,) = torch.autograd.grad(loss.sum(), flat)
         optimiser.step(state, grad, step + 1)
         done = step + 1
-        if done % eval_every == 0 or done == steps:
+        if done % config.eval_every == 0 or done == steps:
             with torch.no_grad():
                 metrics = problem.evaluate(problem.layout.split(flat))
             curves["step"].append(done)

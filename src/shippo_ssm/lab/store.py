@@ -1,4 +1,4 @@
-"""Files of a run: atomic writes, checkpoints, results, and where they are found.
+"""Files of a run: atomic writes, tensors, JSON, and the folders they stand in.
 
 A run lives in one folder:
 
@@ -50,7 +50,7 @@ def read_json(path: Path) -> Any:
         raise ValueError(f"{path} is not valid JSON ({error}); delete it and run the experiment again") from error
 
 
-def save_checkpoint(path: Path, tensors: dict[str, Tensor], meta: dict[str, Any]) -> None:
+def save_tensors(path: Path, tensors: dict[str, Tensor], meta: dict[str, Any]) -> None:
     """Write tensors and a JSON-able `meta` as one safetensors file, atomically."""
     from safetensors.torch import save
 
@@ -58,8 +58,8 @@ def save_checkpoint(path: Path, tensors: dict[str, Tensor], meta: dict[str, Any]
     write_atomic(path, save(held, metadata={"meta": json.dumps(meta)}))
 
 
-def load_checkpoint(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]] | None:
-    """What `save_checkpoint` wrote, or `None` where there is no such file."""
+def load_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]] | None:
+    """What `save_tensors` wrote, or `None` where there is no such file."""
     from safetensors import SafetensorError, safe_open
 
     if not path.exists():
@@ -92,34 +92,7 @@ def as_json(config: Any) -> dict[str, Any]:
     return json.loads(json.dumps(dataclasses.asdict(config)))
 
 
-def default_folder(name: str, preset: str, default_preset: str) -> Path:
-    """runs/NAME for the default preset, runs/NAME-PRESET for another: a smoke run never hides a full one."""
-    return RUNS / (name if preset == default_preset else f"{name}-{preset}")
-
-
 def checkout() -> Path | None:
     """The folder of the source checkout this package runs from, or `None` for an installed wheel."""
     root = Path(__file__).resolve().parents[3]
     return root if (root / "pyproject.toml").exists() and (root / "src" / "shippo_ssm").exists() else None
-
-
-def find_result(name: str, folder: Path | None = None, *, preset: str = "full", default_preset: str = "full") -> Path:
-    """The result file of an experiment: `folder`, else `runs/` here, else the committed `results/` of the checkout.
-
-    Raises:
-        ValueError: there is none; the message names the command that makes one.
-    """
-    if folder is not None:
-        places = [folder if folder.suffix == ".json" else folder / "result.json"]
-    else:
-        places = [default_folder(name, preset, default_preset) / "result.json"]
-        root = checkout()
-        if root is not None and preset == default_preset:
-            places.append(root / "results" / f"{name}.json")
-    for place in places:
-        if place.exists():
-            return place
-    option = "" if preset == default_preset else f" --preset {preset}"
-    raise ValueError(
-        f"no result of {name!r} in {' or '.join(str(place) for place in places)}; make one with `shippo run {name}{option}`"
-    )

@@ -1,40 +1,32 @@
 """Tables: our numbers over the paper's, with a verdict per row, as text, Markdown, LaTeX or plain data.
 
-Data path: a `Result` (from the result file) and the paper's numbers (`paper_numbers.json`) become a list of `Line`s,
-two per row, "ours" and "paper"; the renderers only lay them out.
+Data path: a `Result` (from the result file) and the paper's numbers (the experiment's `tables`) become a list of `Line`s, two
+per row, "ours" and "paper"; the renderers only lay them out.
 """
 
 from __future__ import annotations
 
-import functools
-import json
-from importlib import resources
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from shippo_ssm.experiments.core import Column, Experiment, Result, Verdict
+from shippo_ssm.lab.experiment import Column, Experiment, FinishedRow, Result, Verdict, paper_row
 
-
-@functools.cache
-def paper_numbers() -> dict[str, Any]:
-    """The tables of the paper: key -> label, caption, num_seeds, rows[row][metric] = [mean, std]."""
-    text = resources.files("shippo_ssm.experiments").joinpath("paper_numbers.json").read_text()
-    return json.loads(text)["tables"]
+if TYPE_CHECKING:
+    from rich.table import Table
 
 
-def paper_row(tables: tuple[str, ...], row: str) -> dict[str, tuple[float, float | None]]:
-    """The paper's numbers for one of our rows, gathered from the tables that have it; empty where none has."""
-    found: dict[str, tuple[float, float | None]] = {}
-    for key in tables:
-        if key not in paper_numbers():
-            raise ValueError(f"paper_numbers.json has no table {key!r}; it has {', '.join(paper_numbers())}")
-        for metric, (mean, std) in paper_numbers()[key]["rows"].get(row, {}).items():
-            found.setdefault(metric, (mean, std))
-    return found
-
-
-def number(mean: float, std: float | None, spec: str) -> str:
-    """mean +- std; the deviation with two digits, left out where there is none."""
+def number(value: tuple[float, float | None] | None, spec: str) -> str:
+    """mean +- std; the deviation with two digits, left out where there is none; a dash for no number at all."""
+    if value is None:
+        return "–"
+    mean, std = value
     return f"{mean:{spec}}" if std is None else f"{mean:{spec}} ± {std:.2g}"
+
+
+def our_number(row: FinishedRow, column: Column) -> str:
+    """A row's number in a column; a deviation only where there are several seeds."""
+    if column.key not in row.metrics:
+        return "–"
+    return number((row.mean(column.key), row.std(column.key) if len(row.seeds) > 1 else None), column.format)
 
 
 class Line(NamedTuple):
@@ -51,18 +43,11 @@ def lines(experiment: Experiment, result: Result) -> list[Line]:
     verdicts = experiment.judge(result)
     found = []
     for name, row in result.rows.items():
-        several = len(row.seeds) > 1
-        ours = [
-            number(row.mean(column.key), row.std(column.key) if several else None, column.format)
-            if column.key in row.metrics
-            else "–"
-            for column in experiment.columns
-        ]
         paper = paper_row(experiment.tables, name)
-        theirs = [number(*paper[column.key], column.format) if column.key in paper else "–" for column in experiment.columns]
-        found.append(Line(row.label, "ours", tuple(ours), verdicts.get(name)))
+        ours = tuple(our_number(row, column) for column in experiment.columns)
+        found.append(Line(row.label, "ours", ours, verdicts.get(name)))
         if paper:
-            found.append(Line("", "paper", tuple(theirs), None))
+            found.append(Line("", "paper", tuple(number(paper.get(c.key), c.format) for c in experiment.columns), None))
     return found
 
 
@@ -79,7 +64,7 @@ def budget(result: Result) -> str:
 
 def facts(experiment: Experiment, result: Result) -> str:
     """Where the numbers come from, in one line."""
-    tables = ", ".join(paper_numbers()[key]["label"] for key in experiment.tables)
+    tables = ", ".join(table.label for table in experiment.tables)
     spread = "; mean ± sample standard deviation" if any(len(row.seeds) > 1 for row in result.rows.values()) else ""
     paper = f"; paper: {tables}" if tables else ""
     return f"{result.source}: {budget(result)}, torch {result.versions['torch']}{spread}{paper}"
@@ -119,7 +104,7 @@ def as_latex(experiment: Experiment, result: Result) -> str:
     return "\n".join(out)
 
 
-def as_text(experiment: Experiment, result: Result):
+def as_text(experiment: Experiment, result: Result) -> Table:
     """A rich table for the terminal."""
     from rich.table import Table
 

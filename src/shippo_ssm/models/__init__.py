@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from shippo_ssm.models.checkpoint import load_checkpoint, read_checkpoint, save_checkpoint
 from shippo_ssm.models.controls import FreeMixer, GRUMixer
-from shippo_ssm.models.parameters import PAPER_CONFIGS, count_parameters, parameter_rows, parameter_table
+from shippo_ssm.models.parameters import count_parameters
 from shippo_ssm.models.sequence import MIXERS, Heads, SequenceConfig, SequenceModel
 from shippo_ssm.models.transformer import AttentionCache, TransformerBlock
 
@@ -21,7 +21,6 @@ if TYPE_CHECKING:
 
 __all__ = [
     "MIXERS",
-    "PAPER_CONFIGS",
     "AttentionCache",
     "FreeMixer",
     "GRUMixer",
@@ -31,8 +30,6 @@ __all__ = [
     "TransformerBlock",
     "count_parameters",
     "load_checkpoint",
-    "parameter_rows",
-    "parameter_table",
     "read_checkpoint",
     "save_checkpoint",
 ]

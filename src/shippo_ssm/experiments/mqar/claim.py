@@ -20,17 +20,18 @@ StructGen-Split 0.033; predictor 0.015.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-from pathlib import Path
-from typing import Any
+from dataclasses import replace
 
 import torch
-from torch import Tensor, nn
 
-from shippo_ssm.experiments.core import Column, Experiment, Result, RowResult, Session, Verdict
-from shippo_ssm.experiments.recall import RecallConfig, fit, flatten_scores, score_lengths
-from shippo_ssm.models import SequenceConfig, SequenceModel, load_checkpoint, save_checkpoint
-from shippo_ssm.tasks.mqar import MODULUS, WIDTH, Events, TransportMQAR
+from shippo_ssm.experiments.mqar.figures import mqar_figure
+from shippo_ssm.experiments.mqar.model import MqarConfig, build_model, weights_folder
+from shippo_ssm.experiments.mqar.recall import flatten_scores, query_loss, scores_of_lengths, train_recall
+from shippo_ssm.experiments.paper import paper_tables
+from shippo_ssm.lab.experiment import Column, Experiment, Highlight, Result, RowResult, Session, Verdict
+from shippo_ssm.lab.training import measure
+from shippo_ssm.models import SequenceModel, save_checkpoint
+from shippo_ssm.tasks.mqar import MODULUS, WIDTH
 
 LENGTHS = (128, 512, 2048, 4096)
 MODELS = {
@@ -44,75 +45,6 @@ MODELS = {
 """Row name -> label, mixer, expansion e, in the order of the paper's table."""
 COST = {"gru": 1.0, "transformer": 1.0, "dense": 1.3, "none": 2.9, "free": 2.9, "split": 3.5, "untouched": 0.1}
 """Mixer -> time of a training step over that of the GRU, as the benchmark measured it."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class MqarConfig(RecallConfig):
-    """A row of the table; defaults are the paper's protocol."""
-
-    mixer: str = "split"
-    """A mixer of `SequenceModel`, or "untouched" for the predictor that has nothing to train."""
-    expand: float = 2
-    d_model: int = 128
-    n_layers: int = 4
-    d_state: int = 32
-    group_width: int = 4
-    library: str = "nonreducible"
-    length: int = 512
-    """Training length."""
-    num_keys: int = 256
-    num_active: int = 32
-    steps: int = 5000
-    num_seeds: int = 3
-
-    def task(self, seed: int, length: int | None = None) -> TransportMQAR:
-        """The task at a length, by default that of training."""
-        return TransportMQAR(
-            library=self.library,
-            length=length or self.length,
-            num_keys=self.num_keys,
-            num_active=self.num_active,
-            seed=seed,
-        )
-
-
-class EventEmbedding(nn.Module):
-    """The sum of type, key, operation and per-coordinate value embeddings: tokens [.., 7] -> [.., d_model].
-
-    One table holds 3 types, the keys, 13 operations and 4 x 31 values, and a last row of zeros for what an event does not have.
-    """
-
-    def __init__(self, task: TransportMQAR, d_model: int) -> None:
-        super().__init__()
-        sizes = [3, task.num_keys, task.num_operations] + [MODULUS] * WIDTH
-        num_rows = sum(sizes)
-        self.sizes: Tensor
-        self.offsets: Tensor
-        self.table = nn.EmbeddingBag(num_rows + 1, d_model, mode="sum", padding_idx=num_rows)
-        self.absent = num_rows
-        self.register_buffer("sizes", torch.tensor(sizes), persistent=False)
-        self.register_buffer("offsets", torch.tensor([0, *sizes[:-1]]).cumsum(0), persistent=False)
-
-    def forward(self, tokens: Tensor) -> Tensor:
-        rows = torch.where(tokens < self.sizes, tokens + self.offsets, self.absent)
-        return self.table(rows.flatten(0, -2)).unflatten(0, tokens.shape[:-1])
-
-
-def build_model(config: MqarConfig, seed: int) -> SequenceModel:
-    """The model of a row, a function of configuration and seed: tokens [B, T, 7] -> logits [B, T, 4, 31]."""
-    geometry = SequenceConfig(
-        mixer=config.mixer,
-        d_model=config.d_model,
-        n_layers=config.n_layers,
-        d_state=config.d_state,
-        expand=config.expand,
-        group_width=config.group_width,
-        num_outputs=WIDTH,
-        num_classes=MODULUS,
-    )
-    with torch.random.fork_rng():
-        torch.manual_seed(seed)
-        return SequenceModel(geometry, embedding=EventEmbedding(config.task(seed), config.d_model))
 
 
 def rows(base: MqarConfig | None = None) -> tuple[MqarConfig, ...]:
@@ -135,29 +67,16 @@ def smoke() -> tuple[MqarConfig, ...]:
     return rows(replace(small, eval_every=3, curve_examples=4, eval_examples=4, eval_lengths=(128, 512)))
 
 
-def weights_folder(run: Path, row: str, seed: int) -> Path:
-    """Where a run keeps the trained weights of a row, for interventions."""
-    return run / "weights" / f"{row}.s{seed}"
-
-
-def load_model(folder: Path, config: MqarConfig, seed: int) -> SequenceModel:
-    """A trained model of a run, from its folder of weights."""
-    return load_checkpoint(folder, embedding=EventEmbedding(config.task(seed), config.d_model))
-
-
 def train_model(model: SequenceModel, config: MqarConfig, seed: int, session: Session) -> RowResult:
     """Train a model in place and score it at all lengths."""
-
-    def events(step: int) -> Events:
-        return config.task(seed).batch(range(step * config.batch, (step + 1) * config.batch))
-
-    return fit(
+    return train_recall(
         model,
         config,
         session,
-        events=events,
+        train_task=lambda step: config.task(seed),
         task_of=lambda length: config.task(seed, length),
         train_length=config.length,
+        loss_of=lambda events: query_loss(model, events),
     )
 
 
@@ -176,18 +95,15 @@ def train(config: MqarConfig, seeds: tuple[int, ...], session: Session) -> RowRe
 
 def _untouched(config: MqarConfig, seed: int) -> RowResult:
     """The predictor's accuracies under the names of a model's."""
-    known: dict[str, dict[str, Any]] = {}
     blank = torch.zeros(1).expand(WIDTH, MODULUS)
-    score_lengths(
-        config, lambda length: config.task(seed, length), lambda tokens: blank.expand(*tokens.shape[:-1], -1, -1), known
+    parts = scores_of_lengths(
+        config, lambda length: config.task(seed, length), lambda tokens: blank.expand(*tokens.shape[:-1], -1, -1)
     )
-    metrics, profiles = flatten_scores(known)
-    kept = {name: numbers for name, numbers in metrics.items() if name.startswith("untouched_")}
-    shown = {name: numbers for name, numbers in profiles.items() if name.startswith("untouched_")}
-    return RowResult(
-        metrics={name.removeprefix("untouched_"): numbers for name, numbers in kept.items()},
-        curves={"step": [], **{name.removeprefix("untouched_"): numbers for name, numbers in shown.items()}},
+    metrics, profiles = (
+        {name.removeprefix("untouched_"): numbers for name, numbers in found.items() if name.startswith("untouched_")}
+        for found in flatten_scores(measure(parts))
     )
+    return RowResult(metrics=metrics, curves={"step": [], **profiles})
 
 
 def judge(result: Result) -> dict[str, Verdict]:
@@ -219,29 +135,18 @@ def judge(result: Result) -> dict[str, Verdict]:
     return verdicts
 
 
-def _figure(result: Result, path: Path) -> None:
-    from shippo_ssm.experiments.recall_figures import mqar_figure
-
-    mqar_figure(result, path)
-
-
-def _columns() -> tuple[Column, ...]:
-    names = {"coordinate": "Coord.", "exact": "Exact"}
-    return tuple(
-        Column(key=f"{key}_{length}", label=f"{label} {length}", better="higher", format=".4f")
-        for key, label in names.items()
-        for length in LENGTHS
-    )
-
-
-COLUMNS = _columns()
+COLUMNS = tuple(
+    Column(key=f"{key}_{length}", label=f"{label} {length}", better="higher", format=".4f")
+    for key, label in {"coordinate": "Coord.", "exact": "Exact"}.items()
+    for length in LENGTHS
+)
 
 EXPERIMENT = Experiment(
     name="mqar",
     title="Transport-MQAR",
     claim="With operations before the query, right actions raise recall over no-right and static bases; it stays low.",
     protocol="F_31, 13 operations; AdamW 5e-4, batch 16, length 512; quick 1,000 steps, 1 seed; paper 5,000 steps, 3 seeds",
-    tables=("mqar-coordinate", "mqar-exact"),
+    tables=paper_tables("mqar-coordinate", "mqar-exact"),
     wall_time="quick: 3.6 hours on two cores",
     presets={"quick": quick, "paper": rows, "smoke": smoke},
     train=train,
@@ -249,5 +154,9 @@ EXPERIMENT = Experiment(
     judge=judge,
     stack=1,
     cost=lambda config: COST[config.mixer],
-    figure=_figure,
+    figure=mqar_figure,
+    highlights=(
+        Highlight("no-right", "exact_4096", "Transport-MQAR at 4096 events, no right action: exact"),
+        Highlight("struct-split", "exact_4096", "the same, split right action: exact"),
+    ),
 )

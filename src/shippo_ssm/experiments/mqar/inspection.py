@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from shippo_ssm.actions.audit import ActionRow, collapse_of_model
-from shippo_ssm.experiments.mqar import MqarConfig, load_model
+from shippo_ssm.experiments.mqar.model import MqarConfig, load_model
 from shippo_ssm.models import SequenceModel, load_checkpoint, read_checkpoint
 
 

@@ -1,42 +1,33 @@
 """Training and scoring of recall models, shared by the Transport-MQAR experiments.
 
-Data path: `events(step)` gives the examples of a training step, a function of the step alone; the model turns their tokens
-[B, T, 7] into features, and its head is called at the queries only; the loss is the mean cross-entropy over queries and
-coordinates. `fit` trains and keeps everything that a run needs to continue in one checkpoint: parameters, AdamW moments, the
-step, the curves, and the final scores that are there already. A run that was killed repeats the steps since its last
-checkpoint and ends with the same numbers.
+Data path: the examples of a training step are a function of the step alone; the model turns their tokens [B, T, 7] into
+features, and its head is called at the queries only; the loss is the mean cross-entropy over queries and coordinates. `fit`
+(in `lab/training.py`) runs the steps, and then scores the model at every length on examples that training never saw.
 """
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, Protocol
 
-import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from shippo_ssm.experiments.core import RowConfig, RowResult, Session
-from shippo_ssm.layers import weight_decay_groups
+from shippo_ssm.lab.experiment import RowResult, Session, TrainConfig
+from shippo_ssm.lab.training import Score, fit
 from shippo_ssm.tasks.mqar import OPERATION_BINS, Events, TransportMQAR
 
-SAVE_SECONDS = 60.0
 # Accuracies that are kept per length, and per bin of operations since the binding.
 ACCURACIES = ("coordinate", "exact", "untouched_coordinate", "untouched_exact")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class RecallConfig(RowConfig):
+class RecallConfig(TrainConfig):
     """What every recall experiment has: the optimiser, the batch, and the lengths of the final evaluation."""
 
     batch: int = 16
-    """Examples of a training step."""
     learning_rate: float = 5e-4
-    weight_decay: float = 0.01
-    clip: float = 1.0
-    """Largest norm of the gradient."""
     eval_every: int = 250
     """Steps between evaluations at the training length."""
     curve_examples: int = 64
@@ -49,45 +40,39 @@ class RecallConfig(RowConfig):
     """Tokens per call of the final evaluation."""
 
 
-def query_loss(model: nn.Module, events: Events) -> Tensor:
-    """Mean cross-entropy over queries and coordinates; a model with `features` and `head` is asked at the queries only."""
-    asked = events.asked
-    if hasattr(model, "features"):
-        logits = model.head(model.features(events.tokens)[asked])  # pyright: ignore[reportCallIssue]
-    else:
-        logits = model(events.tokens)[asked]
-    return F.cross_entropy(logits.flatten(0, 1), events.target[asked].flatten())
+class RecallModel(Protocol):
+    """A model in two parts, so that it can be asked at few positions: logits = head(features(tokens)[positions])."""
+
+    @property
+    def head(self) -> Callable[[Tensor], Tensor]: ...
+
+    def features(self, inputs: Tensor, /) -> Tensor: ...
 
 
-def score_lengths(
-    config: RecallConfig,
-    task_of: Callable[[int], TransportMQAR],
-    model: Callable[[Tensor], Tensor],
-    known: dict[str, dict[str, Any]],
-    *,
-    on_length: Callable[[], None] = lambda: None,
-    on_tokens: Callable[[int], None] = lambda tokens: None,
-) -> None:
-    """Score a model at every length of the configuration that `known` does not have yet, and put the scores there.
+def query_loss(model: RecallModel, events: Events) -> Tensor:
+    """Mean cross-entropy over queries and coordinates; the head is asked at the queries only."""
+    logits = model.head(model.features(events.tokens)[events.asked])
+    return F.cross_entropy(logits.flatten(0, 1), events.target[events.asked].flatten())
+
+
+def scores_of_lengths(
+    config: RecallConfig, task_of: Callable[[int], TransportMQAR], model: Callable[[Tensor], Tensor]
+) -> tuple[Score, ...]:
+    """The final scores, one part per length of the configuration.
 
     Args:
         task_of: length -> task.
         model: tokens [B, T, 7] -> logits [B, T, 4, 31].
-        known: scores by length, as strings and plain data so that a checkpoint can hold them.
-        on_length: called when a length is done.
-        on_tokens: called with the number of tokens scored by this call so far.
     """
-    before = 0
-    for length in config.eval_lengths:
 
-        def on_batch(done: int, before: int = before, length: int = length) -> None:
-            on_tokens(before + done * length)
+    def score(length: int, report: Callable[[float], None]) -> dict[str, Any]:
+        size, count = max(1, config.eval_tokens // length), config.eval_examples
+        return asdict(task_of(length).evaluate(model, count, size, on_batch=lambda done: report(done / count)))
 
-        if str(length) not in known:
-            size = max(1, config.eval_tokens // length)
-            known[str(length)] = asdict(task_of(length).evaluate(model, config.eval_examples, size, on_batch=on_batch))
-            on_length()
-        before += config.eval_examples * length
+    return tuple(
+        Score(str(length), config.eval_examples * length, lambda report, length=length: score(length, report))
+        for length in config.eval_lengths
+    )
 
 
 def flatten_scores(known: dict[str, dict[str, Any]], prefix: str = "") -> tuple[dict[str, list[float]], dict[str, list[Any]]]:
@@ -105,120 +90,50 @@ def flatten_scores(known: dict[str, dict[str, Any]], prefix: str = "") -> tuple[
     return metrics, profiles
 
 
-def fit(
+def train_recall(
     model: nn.Module,
     config: RecallConfig,
     session: Session,
     *,
-    events: Callable[[int], Events],
+    train_task: Callable[[int], TransportMQAR],
     task_of: Callable[[int], TransportMQAR],
     train_length: int,
+    loss_of: Callable[[Events], Tensor],
     rate: Callable[[int], float] = lambda step: 1.0,
-    loss_of: Callable[[Any, Events], Tensor] = query_loss,
 ) -> RowResult:
-    """Train a model by AdamW and score it at all lengths; one seed.
+    """Train a model and score it at all lengths; one seed.
 
     Args:
-        model: has `forward` from tokens to logits; its parameters are as they start.
-        events: step -> the examples of that step.
+        model: has `forward` from tokens to logits.
+        train_task: step -> the task whose examples are trained on then.
         task_of: length -> the task of the evaluation.
         train_length: length of the evaluations along the way.
+        loss_of: examples -> what is minimised.
         rate: step -> factor of the learning rate.
-        loss_of: (model, events) -> what is minimised.
 
     Returns:
         Metrics and profiles per length, learning curves, and as notes the parameter count and the training speed.
     """
-    groups = weight_decay_groups(model, config.weight_decay)
-    optimiser = torch.optim.AdamW(groups, lr=config.learning_rate)
-    names = {id(parameter): name for name, parameter in model.named_parameters()}
-    meta: dict[str, Any] = {"step": 0, "curves": {"step": []}, "scores": {}, "seconds": 0.0, "tokens": 0, "train_seconds": 0.0}
-    restored = session.restore()
-    if restored is not None:
-        meta = restored[1]
-        _put_back(model, optimiser, names, restored[0], meta["step"])
 
-    begun, earlier = time.monotonic(), meta["seconds"]
-    final_tokens = config.eval_examples * sum(config.eval_lengths)
-    # A forward pass is about a third of a training step: the final evaluation in units of steps, for the estimate of the end.
-    final_steps = max(1, round(final_tokens / (3 * config.batch * train_length)))
-    shown: dict[str, float] = {}
+    def loss_at(step: int) -> tuple[Tensor, int]:
+        events = train_task(step).batch(range(step * config.batch, (step + 1) * config.batch))
+        return loss_of(events), events.kind.numel()
 
-    def save() -> None:
-        meta["seconds"] = earlier + time.monotonic() - begun
-        session.save(_pack(model, optimiser, names), meta)
+    def evaluate() -> dict[str, float]:
+        scores = task_of(train_length).evaluate(model, config.curve_examples, max(1, config.eval_tokens // train_length))
+        return {"coordinate": scores.coordinate, "exact": scores.exact}
 
-    saved = told = begun
-    for step in range(meta["step"], config.steps):
-        started = time.monotonic()
-        for group in optimiser.param_groups:
-            group["lr"] = config.learning_rate * rate(step)
-        batch = events(step)
-        loss = loss_of(model, batch)
-        optimiser.zero_grad()
-        loss.backward()
-        nn.utils.clip_grad_norm_(model.parameters(), config.clip)
-        optimiser.step()
-        now = time.monotonic()
-        meta["step"] = step + 1
-        meta["tokens"] += batch.kind.numel()
-        meta["train_seconds"] += now - started
-        evaluated = (step + 1) % config.eval_every == 0 or step + 1 == config.steps
-        if evaluated:
-            size = max(1, config.eval_tokens // train_length)
-            scores = task_of(train_length).evaluate(model, config.curve_examples, size)
-            shown = {"loss": float(loss.detach()), "coordinate": scores.coordinate, "exact": scores.exact}
-            meta["curves"]["step"].append(step + 1)
-            for name, number in shown.items():
-                meta["curves"].setdefault(name, []).append([number])
-        if evaluated or now - saved > SAVE_SECONDS:
-            saved = now
-            save()
-        if evaluated or now - told > 0.5:
-            told = now
-            session.report(step + 1, config.steps + final_steps, **(shown or {"loss": float(loss.detach())}))
-
-    score_lengths(
-        config,
-        task_of,
+    # A forward pass is about a third of a training step.
+    score_steps = round(config.eval_examples * sum(config.eval_lengths) / (3 * config.batch * train_length))
+    curves, known, notes = fit(
         model,
-        meta["scores"],
-        on_length=save,
-        on_tokens=lambda tokens: session.report(
-            config.steps + int(final_steps * tokens / final_tokens), config.steps + final_steps, **shown
-        ),
+        config,
+        session,
+        loss_at=loss_at,
+        evaluate=evaluate,
+        scores=scores_of_lengths(config, task_of, model),
+        score_steps=max(1, score_steps),
+        rate=rate,
     )
-    metrics, profiles = flatten_scores(meta["scores"])
-    notes = {
-        "parameters": sum(parameter.numel() for parameter in model.parameters()),
-        "tokens_per_second": meta["tokens"] / max(meta["train_seconds"], 1e-9),
-        "operation_bins": list(OPERATION_BINS),
-        "train_seconds": earlier + time.monotonic() - begun,
-    }
-    return RowResult(metrics=metrics, curves=meta["curves"] | profiles, notes=notes)
-
-
-def _pack(model: nn.Module, optimiser: torch.optim.Optimizer, names: dict[int, str]) -> dict[str, Tensor]:
-    tensors: dict[str, Tensor] = {f"model.{name}": parameter for name, parameter in model.named_parameters()}
-    for group in optimiser.param_groups:
-        for parameter in group["params"]:
-            state = optimiser.state.get(parameter, {})
-            for moment in ("exp_avg", "exp_avg_sq"):
-                if moment in state:
-                    tensors[f"{moment}.{names[id(parameter)]}"] = state[moment]
-    return tensors
-
-
-def _put_back(
-    model: nn.Module, optimiser: torch.optim.Optimizer, names: dict[int, str], tensors: dict[str, Tensor], step: int
-) -> None:
-    parameters = dict(model.named_parameters())
-    with torch.no_grad():
-        for name, parameter in parameters.items():
-            parameter.copy_(tensors[f"model.{name}"])
-    for group in optimiser.param_groups:
-        for parameter in group["params"]:
-            name = names[id(parameter)]
-            if f"exp_avg.{name}" in tensors:
-                moments = {moment: tensors[f"{moment}.{name}"] for moment in ("exp_avg", "exp_avg_sq")}
-                optimiser.state[parameter] = {"step": torch.tensor(float(step)), **moments}
+    metrics, profiles = flatten_scores(known)
+    return RowResult(metrics=metrics, curves=curves | profiles, notes=notes | {"operation_bins": list(OPERATION_BINS)})

@@ -1,5 +1,6 @@
-"""Paired noncommutative transport (paper: tab:paired-transport, tab:right-transport-parameterizations, fig:main-
-evidence).
+"""Paired noncommutative transport.
+
+Paper: tab:paired-transport, tab:right-transport-parameterizations, fig:main-evidence.
 
 Claim. Writing more at the current step does not replace acting later on what is stored: without a right action the
 error of the paired difference stays at one for every write rank, with one it vanishes, and replacing R_t by the
@@ -19,9 +20,10 @@ from dataclasses import replace
 
 import torch
 
-from shippo_ssm.experiments.core import Column, Experiment, Result, RowResult, Session, Verdict
-from shippo_ssm.experiments.matrix_state import EVAL, MatrixState, PairedConfig, stack_seeds
-from shippo_ssm.experiments.stacked import nmse, r_squared, train_stack
+from shippo_ssm.experiments.paired.figure import TABLES, main_evidence
+from shippo_ssm.experiments.paired.matrix_state import EVAL, MatrixState, PairedConfig, stack_seeds
+from shippo_ssm.lab.experiment import Column, Experiment, Highlight, Result, RowResult, Session, Verdict
+from shippo_ssm.lab.stacked import nmse, r_squared, train_stack
 from shippo_ssm.scan import block_affine_scan
 from shippo_ssm.tasks.paired import Examples, stream
 
@@ -80,7 +82,7 @@ def train(config: PairedConfig, seeds: tuple[int, ...], session: Session) -> Row
     if config.right == "solver":
         return solve(config, seeds)
     problem = MatrixState(config, seeds)
-    result = train_stack(problem, seeds, session, steps=config.steps, optimiser=config.optimiser, eval_every=config.eval_every)
+    result = train_stack(problem, config, seeds, session)
     result.metrics["order_averaged_bound"] = problem.order_averaged_bound()
     return result
 
@@ -108,18 +110,12 @@ def judge(result: Result) -> dict[str, Verdict]:
     return verdicts
 
 
-def _figure(result: Result, path) -> None:
-    from shippo_ssm.experiments.figures import main_evidence
-
-    main_evidence(result, path)
-
-
 EXPERIMENT = Experiment(
     name="paired",
     title="Paired noncommutative transport",
     claim="Writing more now does not replace moving later what is stored; a right action does, and R -> I undoes it.",
     protocol="d 4, N 16, K 2; AdamW 3e-4, 20,000 steps of 128 examples + 128 pairs, NMSE + 5 x pair NMSE, 5 seeds, last step",
-    tables=("paired", "right-transport"),
+    tables=TABLES,
     wall_time="7 minutes on two cores",
     presets={"full": rows, "smoke": smoke},
     train=train,
@@ -131,5 +127,10 @@ EXPERIMENT = Experiment(
     ),
     judge=judge,
     cost=lambda config: COST[config.right],
-    figure=_figure,
+    figure=main_evidence,
+    highlights=(
+        Highlight("no-right-r8", "pair_nmse", "order of two operations, writing only (rank 8): error"),
+        Highlight("selective", "pair_nmse", "the same, selective right action: error"),
+        Highlight("selective", "identity_pair_nmse", "the same model with R replaced by I: error"),
+    ),
 )

@@ -1,8 +1,8 @@
 """Three minutes: a memory that only writes and one that also transports, trained on the same task, side by side.
 
-Three rows of the paired experiment at a fraction of its budget (2 seeds, 3,000 steps instead of 5 and 20,000): no-
-right r = 8, learned R from a zero start and selective R. The numbers are therefore larger than those of the full run;
-what they show is the same.
+Three rows of the paired experiment at a fraction of its budget (2 seeds, 3,000 steps instead of 5 and 20,000): no-right
+r = 8, learned R from a zero start and selective R. The numbers are therefore larger than those of the full run; what they
+show is the same.
 """
 
 from __future__ import annotations
@@ -11,11 +11,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from shippo_ssm.experiments import paired
-from shippo_ssm.experiments.core import Experiment, Result, Verdict
-from shippo_ssm.experiments.matrix_state import PairedConfig
-from shippo_ssm.experiments.runner import run
-from shippo_ssm.experiments.tables import as_text
+from shippo_ssm.experiments.paired import claim
+from shippo_ssm.experiments.paired.figure import main_evidence
+from shippo_ssm.experiments.paired.matrix_state import PairedConfig
+from shippo_ssm.lab.experiment import Experiment, Result, Verdict
+from shippo_ssm.lab.runner import run
+from shippo_ssm.lab.tables import as_text
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -26,7 +27,7 @@ ROWS = ("no-right-r8", "learned-zero", "selective")
 def rows(steps: int) -> tuple[PairedConfig, ...]:
     """The demonstration's rows, variants of the paired experiment's own."""
     base = PairedConfig(steps=steps, num_seeds=2, eval_every=max(1, steps // 6))
-    return tuple(replace(row, num_seeds=2) for row in paired.rows(base) if row.name in ROWS)
+    return tuple(replace(row, num_seeds=2) for row in claim.rows(base) if row.name in ROWS)
 
 
 def judge(result: Result) -> dict[str, Verdict]:
@@ -45,7 +46,7 @@ def judge(result: Result) -> dict[str, Verdict]:
 def experiment(steps: int) -> Experiment:
     """The demonstration as an experiment of its own, so that it runs and prints like the others."""
     return replace(
-        paired.EXPERIMENT,
+        claim.EXPERIMENT,
         name="demo",
         title="Write ab, write ba: which memory can tell?",
         presets={"demo": lambda: rows(steps)},
@@ -56,8 +57,6 @@ def experiment(steps: int) -> Experiment:
 
 def main(out: Path, *, console: Console, quick: bool = False) -> Result:
     """Train, print the table beside the paper's numbers, save the picture, say what to try next."""
-    from shippo_ssm.experiments.figures import main_evidence
-
     console.print(
         "[bold]SHiPPO in three minutes.[/] A vector is written into memory; two operations act on it, a then b or b then a.\n"
         "Operations write nothing. A memory that only writes, however much, answers the same for ab and ba:\n"

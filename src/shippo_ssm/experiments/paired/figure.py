@@ -1,36 +1,18 @@
-"""The paper's two figures: the main evidence in four panels, and the overview of the lift.
-
-Figures are drawn without `pyplot`, so that drawing needs no display and leaves no global state behind.
-"""
+"""The paper's main figure: the evidence of the paired task in four panels."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from shippo_ssm.experiments.core import Result
-from shippo_ssm.experiments.tables import paper_row
+from shippo_ssm.experiments.paper import paper_tables
+from shippo_ssm.lab.experiment import Result, paper_row
+from shippo_ssm.lab.plots import BOUND, OURS, PAPER, PLAIN, blank, new_figure, save
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-OURS, PAPER, PLAIN, BOUND = "#1b6ca8", "#8c8c8c", "#c44e52", "#4c9f70"
-TABLES = ("paired", "right-transport")
-
-
-def new_figure(width: float, height: float, columns: int = 1) -> tuple[Any, list[Axes]]:
-    """A figure in inches with a row of axes."""
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(width, height), layout="constrained")
-    axes = figure.subplots(1, columns, squeeze=False)[0]
-    return figure, list(axes)
-
-
-def save(figure: Any, path: Path) -> None:
-    """Write a picture; its ending chooses the format."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=200)
+TABLES = paper_tables("paired", "right-transport")
 
 
 def _token(axes: Axes, x: float, y: float, text: str, color: str, width: float = 0.24) -> None:
@@ -43,14 +25,8 @@ def _token(axes: Axes, x: float, y: float, text: str, color: str, width: float =
     axes.text(x, y, text, ha="center", va="center", fontsize=9, color="white")
 
 
-def _arrow(axes: Axes, start: tuple[float, float], end: tuple[float, float], color: str = "black") -> None:
-    axes.annotate("", xy=end, xytext=start, arrowprops={"arrowstyle": "->", "color": color, "lw": 1.2})
-
-
 def _schematic(axes: Axes) -> None:
-    axes.set_axis_off()
-    axes.set_xlim(0, 1)
-    axes.set_ylim(0, 1)
+    blank(axes)
     orders = (
         (r"OP$_a(\alpha)$", r"OP$_b(\beta)$", r"$v^\top R_aR_b$"),
         (r"OP$_b(\beta)$", r"OP$_a(\alpha)$", r"$v^\top R_bR_a$"),
@@ -118,49 +94,3 @@ def main_evidence(result: Result, path: Path) -> None:
     for axes, letter in zip((task, ordinary, pair, transported), "abcd"):
         axes.set_title(f"({letter})", loc="left", fontsize=10)
     save(figure, path)
-
-
-def overview(path: Path) -> None:
-    """The lift: HiPPO in fixed channel coordinates, SHiPPO in a moving frame, the selective cell. The frames are computed."""
-    import torch
-
-    figure, panels = new_figure(13.5, 4.2, 3)
-    titles = ("HiPPO: fixed coordinates", "SHiPPO: the frame moves", "Selective cell: small groups, exact scan")
-    equations = (
-        r"$\dot C=A_LC+B_Lf^\top$",
-        r"$\dot C=A_LC+B_Lf^\top+C\,A_R$",
-        r"$H_t=L_tH_{t-1}R_t+U_t,\quad y_t=c_t^\top H_t$",
-    )
-    for axes, title, equation in zip(panels, titles, equations):
-        axes.set_axis_off()
-        axes.set_xlim(0, 1)
-        axes.set_ylim(0, 1)
-        axes.set_title(title, fontsize=12)
-        axes.text(0.5, 0.06, equation, ha="center", fontsize=13)
-    turn = torch.tensor([[0.0, 0.35], [-0.35, -0.12]])
-    for axes, generator in ((panels[0], torch.zeros(2, 2)), (panels[1], turn)):
-        for step in range(5):
-            frame = torch.linalg.matrix_exp(step * generator)
-            x, y = 0.12 + 0.19 * step, 0.55
-            for row, color in zip(frame.tolist(), (OURS, PLAIN)):
-                _arrow(axes, (x, y), (x + 0.12 * row[0], y + 0.26 * row[1]), color)
-            axes.text(x, 0.3, f"$t_{step}$", ha="center", fontsize=10)
-        axes.text(0.5, 0.9, "channel frame of the stored history", ha="center", fontsize=9)
-    cell = panels[2]
-    for x, name in ((0.16, "$t-1$"), (0.84, "$t$")):
-        for row in range(4):
-            for column in range(3):
-                low = (x - 0.09 + 0.06 * column, 0.42 + 0.08 * row)
-                cell.add_patch(_square(low, OURS, 0.25 + 0.15 * ((row + 2 * column) % 4)))
-        cell.text(x, 0.34, f"$H_{{{name[1:-1]}}}$", ha="center", fontsize=11)
-    _arrow(cell, (0.28, 0.58), (0.72, 0.58))
-    cell.text(0.5, 0.63, r"$L_t\,\cdot\,R_t$", ha="center", fontsize=12)
-    cell.text(0.5, 0.48, r"$+\;b_tx_t^\top$", ha="center", fontsize=11)
-    cell.text(0.5, 0.88, "left: diagonal decay of N orders; right: action on P channels", ha="center", fontsize=9)
-    save(figure, path)
-
-
-def _square(corner: tuple[float, float], color: str, alpha: float) -> Any:
-    from matplotlib.patches import Rectangle
-
-    return Rectangle(corner, 0.055, 0.07, facecolor=color, alpha=alpha, edgecolor="white")

@@ -25,6 +25,7 @@ Shapes: S seeds, M examples, d channels, N state order, K generators, r write ra
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
@@ -32,8 +33,8 @@ import torch
 from torch import Tensor
 
 from shippo_ssm.actions import expm
-from shippo_ssm.experiments.core import RowConfig
-from shippo_ssm.experiments.stacked import AdamW, Layout, nmse, r_squared
+from shippo_ssm.lab.experiment import TrainConfig
+from shippo_ssm.lab.stacked import Layout, nmse, r_squared
 from shippo_ssm.scan import block_affine_scan
 from shippo_ssm.tasks.paired import Examples, PairedTask, stream
 
@@ -44,7 +45,7 @@ SERIES_DEGREE = 10
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class PairedConfig(RowConfig):
+class PairedConfig(TrainConfig):
     """A row of the paired diagnostic; defaults are the paper's protocol."""
 
     right: Literal["solver", "none", "oracle", "learned", "selective"] = "none"
@@ -63,12 +64,8 @@ class PairedConfig(RowConfig):
     """Ordinary examples of a step, and as many pairs."""
     pair_weight: float = 5.0
     eval_batches: int = 16
-    eval_every: int = 1000
     audit_examples: int = 512
     """Examples of one audit batch; there are `eval_batches` of them."""
-    learning_rate: float = 3e-4
-    weight_decay: float = 1e-2
-    clip: float = 1.0
     controller_width: int = 16
     """Hidden units of the selective controller."""
     random_scale: float = 0.3
@@ -80,18 +77,14 @@ class PairedConfig(RowConfig):
 
     def __post_init__(self) -> None:
         if self.width % self.group_width:
-            raise ValueError(f"group_width {self.group_width} does not divide width {self.width}; choose a divisor")
-
-    @property
-    def optimiser(self) -> AdamW:
-        return AdamW(learning_rate=self.learning_rate, weight_decay=self.weight_decay, clip=self.clip)
+            raise ValueError(f"PairedConfig: `group_width` is {self.group_width}; expected a divisor of width {self.width}")
 
     @property
     def task(self) -> PairedTask:
-        return PairedTask(width=self.width, coef_range=self.coef_range)
+        return self.shared(PairedTask)
 
 
-class Batch(NamedTuple):
+class PairedBatch(NamedTuple):
     """Ordinary examples, then pairs, of some steps, stacked over seeds: [S, steps, ..], or [S, ..] for one step."""
 
     value: Tensor  # [.., 2M, d]
@@ -100,7 +93,7 @@ class Batch(NamedTuple):
     right: Tensor  # [.., 2M, 2, ..]: what the right action is made from (see `MatrixState.right_input`)
 
 
-def stack_seeds(draw, seeds: tuple[int, ...]) -> Examples:
+def stack_seeds(draw: Callable[[int], Examples], seeds: tuple[int, ...]) -> Examples:
     """`draw(seed)` for every seed, stacked on a new leading axis."""
     return Examples(*(torch.stack(parts) for parts in zip(*(draw(seed) for seed in seeds))))
 
@@ -186,7 +179,7 @@ class MatrixState:
             return (hot.unsqueeze(-1) * powers.unsqueeze(-2)).flatten(-2)
         return examples.coef
 
-    def block(self, index: int) -> Batch:
+    def block(self, index: int) -> PairedBatch:
         """The data of `block_steps` steps, a function of (seeds, index) alone."""
         shape = (self.block_steps, self.config.batch)
         ordinary = stack_seeds(lambda seed: self.task.draw(stream(seed, TRAIN, 0, index), *shape), self.seeds)
@@ -194,9 +187,9 @@ class MatrixState:
         both = Examples(*(torch.cat(parts, 2) for parts in zip(ordinary, pairs)))
         difference = self.task.answer(pairs) - self.task.answer(pairs.swapped())
         target = torch.cat([self.task.answer(ordinary), difference], 2)
-        return Batch(both.value, self.features(both), target, self.right_input(both))
+        return PairedBatch(both.value, self.features(both), target, self.right_input(both))
 
-    def training_right(self, parameters: dict[str, Tensor], batch: Batch) -> Tensor:
+    def training_right(self, parameters: dict[str, Tensor], batch: PairedBatch) -> Tensor:
         """R_1 and R_2 of every example, [S, 2M, 2, d, d]."""
         d = self.config.width
         if self.config.right == "oracle":
@@ -218,13 +211,13 @@ class MatrixState:
         d = self.config.width
         return torch.baddbmm(parameters["emit_bias"], hidden, parameters["emit"]).view(*features.shape[:2], d, d)
 
-    def loss(self, parameters: dict[str, Tensor], block: Batch, offset: int) -> Tensor:
+    def loss(self, parameters: dict[str, Tensor], block: PairedBatch, offset: int) -> Tensor:
         """NMSE of the ordinary examples + pair_weight x NMSE of the pair differences, per seed."""
         config, size = self.config, self.config.batch
-        batch = Batch(*(part[:, offset] for part in block))
+        batch = PairedBatch(*(part[:, offset] for part in block))
         if config.right == "none":
             # The difference of a pair is zero whatever the parameters: its loss is one and its gradient zero.
-            batch = Batch(*(part[:, :size] for part in batch))
+            batch = PairedBatch(*(part[:, :size] for part in batch))
         left = torch.exp(torch.bmm(batch.features.sum(2), parameters["left"]))
         value = self.front(parameters, batch.value)
         if config.right == "none":

@@ -26,7 +26,7 @@ from typing import Any
 import numpy as np
 
 from shippo_ssm._simd import simd
-from shippo_ssm.experiments.carry import ROWS
+from shippo_ssm.experiments.projection.carry import ROWS
 
 __all__ = ["build_backward", "build_forward"]
 

@@ -57,7 +57,7 @@ def _forward(
     near: int | None,
 ) -> Tensor:
     """z [T, r, n, d]: positions first, so that the sum over them is one product."""
-    from shippo_ssm.experiments._carry_kernels import build_forward
+    from shippo_ssm.experiments.projection._carry_kernels import build_forward
 
     n, length, width = signal.shape
     rank = 1 if front is None else front.shape[1] // width
@@ -96,7 +96,7 @@ class _FinalState(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        from shippo_ssm.experiments._carry_kernels import build_backward
+        from shippo_ssm.experiments.projection._carry_kernels import build_backward
 
         signal, front, write, frame, coef, generators, moved = ctx.saved_tensors
         n, _, width = signal.shape

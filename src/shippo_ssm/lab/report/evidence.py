@@ -1,7 +1,7 @@
 """The evidence of the report: for every experiment its claim, our table over the paper's, and its figure.
 
-Reads result files through the experiments' own store and table code; draws figures with their own functions, as SVG,
-and embeds them as data."""
+Reads result files as the tables do; draws figures with the experiments' own functions, as SVG, and embeds them as data.
+"""
 
 from __future__ import annotations
 
@@ -9,52 +9,32 @@ import base64
 import itertools
 import re
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from functools import partial
 from pathlib import Path
 
-from shippo_ssm.experiments import get, names
-from shippo_ssm.experiments.core import Experiment, Result
-from shippo_ssm.experiments.store import find_result, read_json
-from shippo_ssm.experiments.tables import Line, facts, heading, lines
-from shippo_ssm.report.html import missing, table, text, verdict
+from shippo_ssm.lab import pictures
+from shippo_ssm.lab.experiment import Experiment, Result
+from shippo_ssm.lab.report.html import missing, table, text, verdict
+from shippo_ssm.lab.tables import Line, facts, heading, lines
 
 
-def load(name: str) -> tuple[Experiment, Result]:
-    """An experiment and its result in its default preset.
-
-    Raises:
-        FileNotFoundError: there is none yet.
-        ValueError: the result file is damaged, or has no finished row.
-    """
-    experiment = get(name)
-    preset = experiment.default_preset
-    try:
-        path = find_result(name, preset=preset, default_preset=preset)
-    except ValueError as error:
-        raise FileNotFoundError(str(error)) from error
-    result = Result.from_json(read_json(path), f"results/{path.name}" if path.parent.name == "results" else str(path))
-    if not result.rows:
-        raise ValueError(f"{path} has no finished row yet; continue the run with `shippo run {name} --resume`")
-    return experiment, result
+def section(experiments: Iterable[Experiment]) -> str:
+    """All experiments, one after another."""
+    return "".join(map(_experiment, experiments))
 
 
-def section() -> str:
-    """All experiments, in the order of the paper."""
-    return "".join(_experiment(name) for name in names())
-
-
-def _experiment(name: str) -> str:
-    experiment = get(name)
+def _experiment(experiment: Experiment) -> str:
+    name = experiment.name
     head = f'<h3 id="{name}">{text(experiment.title)}</h3><p>{text(experiment.claim)}</p>'
     head += f'<p class="note">{text(experiment.protocol)}</p>'
     try:
-        experiment, result = load(name)
+        result = experiment.result()
     except FileNotFoundError:
         return head + missing(f"Not run here yet; make it with `shippo run {name}` ({experiment.wall_time}).")
     figure = ""
     if experiment.figure is not None:
-        draw = experiment.figure
-        figure = picture(lambda path: draw(result, path), experiment.title, f"Drawn by `shippo figure {name}`.")
+        figure = picture(partial(experiment.figure, result), experiment.title, f"Drawn by `shippo figure {name}`.")
     return f'{head}{_table(experiment, result)}<p class="note">{text(facts(experiment, result))}</p>{figure}'
 
 
@@ -83,9 +63,9 @@ def _pairs(found: list[Line]) -> list[tuple[Line, Line | None]]:
 
 def overview() -> str:
     """The paper's picture of the lift, where matplotlib is there to draw it."""
-    from shippo_ssm.experiments.figures import overview as draw
-
-    return picture(draw, "Overview of the lift from HiPPO to SHiPPO", "The lift. Drawn by `shippo figure overview`.")
+    return picture(
+        pictures.overview, "Overview of the lift from HiPPO to SHiPPO", "The lift. Drawn by `shippo figure overview`."
+    )
 
 
 def picture(draw: Callable[[Path], object], title: str, caption: str) -> str:

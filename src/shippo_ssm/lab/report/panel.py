@@ -7,7 +7,8 @@ reads Phi(tau)^T C R; a memory that can only write still holds C and reads Phi(t
 
 The page gets C, the signal on a grid, and nothing else; it computes Phi, R and both read-outs itself, for as many
 coefficients as the reader keeps. `read_back` is the same computation on the library's own names, and the tests hold the
-page against it."""
+page against it.
+"""
 
 from __future__ import annotations
 

@@ -2,7 +2,8 @@
 
 Reads the JSON of `shippo bench`: a file that was named, else `runs/bench.json` here, else the committed
 `results/bench.json` of the checkout. Bars are logarithmic: a tenth of the width is a fixed factor in time, and the
-dashed line is the least time the machine allows."""
+dashed line is the least time the machine allows.
+"""
 
 from __future__ import annotations
 
@@ -10,8 +11,8 @@ import math
 from pathlib import Path
 from typing import Any
 
-from shippo_ssm.experiments.store import RUNS, checkout, read_json
-from shippo_ssm.report.html import missing, table, text
+from shippo_ssm.lab.report.html import missing, table, text
+from shippo_ssm.lab.store import RUNS, checkout, read_json
 
 PASSES = {"forward": "Forward", "both": "Forward and backward"}
 LETTERS = {"batch": "B", "length": "T", "groups": "G", "order": "N", "width": "P"}
@@ -35,7 +36,7 @@ def section(bench: Path | None) -> str:
     path = find(bench)
     if path is None:
         return lead + missing(
-            "No benchmark here yet; make it with `shippo bench --out runs/bench.json` (`--quick`: two minutes)."
+            "No benchmark here yet; make it with `shippo bench --out runs/bench.json` (two minutes; `--full`: half an hour)."
         )
     run = read_json(path)
     machine = run["machine"]

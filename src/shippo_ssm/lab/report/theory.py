@@ -11,8 +11,8 @@ import re
 from pathlib import Path
 from typing import Any
 
-from shippo_ssm.experiments.store import read_json
-from shippo_ssm.report.html import table, text, verdict
+from shippo_ssm.lab.report.html import table, text, verdict
+from shippo_ssm.lab.store import read_json
 
 
 def rows(checks: Path | None) -> list[dict[str, Any]]:
