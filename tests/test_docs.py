@@ -10,7 +10,7 @@ import pytest
 
 import shippo_ssm
 from shippo_ssm.experiments import all_experiments
-from shippo_ssm.lab.pages import Pages, with_table
+from shippo_ssm.lab.pages import PAGE, README, Pages, with_table
 from shippo_ssm.lab.store import write_json
 
 ROOT = Path(__file__).parents[1]
@@ -57,8 +57,8 @@ def test_readme_shows_what_it_promises():
 def test_the_pages_show_the_committed_results():
     """Numbers on the results page and in the README are those of the result files; `python docs/generate.py` renews them."""
     pages = Pages(ROOT, all_experiments())
-    assert pages.page.read_text() == pages.results_page()
-    readme = pages.readme.read_text()
+    assert (ROOT / PAGE).read_text() == pages.results_page()
+    readme = (ROOT / README).read_text()
     assert readme == with_table(readme, pages.readme_table())
 
 
@@ -74,7 +74,7 @@ def test_a_changed_result_changes_the_pages(tmp_path):
     assert "0.000321" in page
     assert "DOES NOT HOLD" in page
     assert "| 0.987 |" in table
-    readme = (ROOT / "README.md").read_text()
+    readme = (ROOT / README).read_text()
     assert with_table(readme, table) != readme
     short = row | {"name": "no-right", "metrics": {"exact_4096": [0.25]}}
     content |= {"experiment": "mqar", "preset": "quick", "rows": [short]}

@@ -15,6 +15,7 @@ from shippo_ssm.lab.experiment import Experiment, FinishedRow, Result, paper_row
 from shippo_ssm.lab.pictures import overview, reconstruction
 from shippo_ssm.lab.tables import as_markdown, budget, number, our_number
 
+PAGE, README, STATIC = "docs/results.md", "README.md", "docs/_static"
 MARKS = ("<!-- results -->\n", "<!-- end of results -->")
 HEAD = """# Results
 
@@ -58,18 +59,6 @@ class Pages:
     root: Path
     experiments: tuple[Experiment, ...]
 
-    @property
-    def page(self) -> Path:
-        return self.root / "docs" / "results.md"
-
-    @property
-    def readme(self) -> Path:
-        return self.root / "README.md"
-
-    @property
-    def static(self) -> Path:
-        return self.root / "docs" / "_static"
-
     def found(self) -> Iterable[tuple[Experiment, Result | None]]:
         """Every experiment and its committed result, or `None`."""
         for experiment in self.experiments:
@@ -85,7 +74,7 @@ class Pages:
             parts.append(f"| [{title}](#{anchor(title)}) | {where} | {size} | `shippo run {name}` ({experiment.wall_time}) |")
             missing = f"No result is committed; `shippo run {name}` makes one."
             body = missing if result is None else as_markdown(experiment, result)
-            picture = f"\n![{title}](_static/{name}.png)\n" if (self.static / f"{name}.png").exists() else ""
+            picture = f"\n![{title}](_static/{name}.png)\n" if (self.root / STATIC / f"{name}.png").exists() else ""
             sections.append(f"\n## {title}\n\n{experiment.claim}\n\n*{experiment.protocol}.*\n\n{body}\n{picture}")
         return "\n".join(parts) + "\n" + "".join(sections)
 
@@ -114,9 +103,8 @@ class Pages:
 
     def write(self) -> None:
         """Draw the pictures and write both pages."""
-        self.static.mkdir(exist_ok=True)
         for name, draw in self.pictures().items():
-            draw(self.static / name)
-        self.page.write_text(self.results_page(), encoding="utf-8")
-        readme = self.readme.read_text(encoding="utf-8")
-        self.readme.write_text(with_table(readme, self.readme_table()), encoding="utf-8")
+            draw(self.root / STATIC / name)
+        readme = self.root / README
+        readme.write_text(with_table(readme.read_text(encoding="utf-8"), self.readme_table()), encoding="utf-8")
+        (self.root / PAGE).write_text(self.results_page(), encoding="utf-8")

@@ -62,6 +62,12 @@ def _add_product(
                 total[i, j] = emit.fma(entry, vector, total[i, j]) if (i, j) in total else emit.mul(entry, vector)
 
 
+def _keep(emit: Any, total: dict[tuple[int, int], Any], array: Any, start: Any, lead: int) -> None:
+    """Store vectors (i, j .. j + LANES) in a matrix whose rows are `lead` apart."""
+    for (i, j), vector in total.items():
+        emit.store(array, emit.at(start, i * lead + j), vector, padded=True)
+
+
 def _fetch(length: int) -> Any:
     """Ask for the cache lines of array[i : i + length]."""
 
@@ -154,8 +160,7 @@ def _pair(width: int) -> Any:
         total: dict[tuple[int, int], Any] = {}
         _add_product(emit, total, _entries(emit, a, ia, width), _matrix(emit, b, ib, width), width, width, ROWS)
         _add_product(emit, total, _entries(emit, d, i_d, width), _matrix(emit, e, ie, width), width, width, ROWS)
-        for (i, j), vector in total.items():
-            emit.store(c, emit.at(ic, i * width + j), vector, padded=True)
+        _keep(emit, total, c, ic, width)
 
     return pair
 
@@ -174,8 +179,7 @@ def _advance(width: int, rank: int) -> Any:
             return emit.splat(dmoved, emit.at(i, k * width + a))
 
         _add_product(emit, total, turned, _matrix(emit, value, 0, width), rank, width, ROWS)
-        for (a, j), vector in total.items():
-            emit.store(c, emit.at(start, a * width + j), vector, padded=True)
+        _keep(emit, total, c, start, width)
 
     return advance
 
@@ -192,8 +196,7 @@ def _spread(size: int, count: int) -> Any:
             return emit.splat(weights, emit.at(k, t * count + a))
 
         _add_product(emit, total, weight, _matrix(emit, parts, i, size), BLOCK, 2 * LANES, ROWS)
-        for (a, j), vector in total.items():
-            emit.store(out, emit.at(io, a * size + j), vector, padded=True)
+        _keep(emit, total, out, io, size)
 
     return spread
 

@@ -1,10 +1,10 @@
 """The model of the quarter turns: one layer, G 32, N 32, P 4, and nothing but the memory.
 
-Values: one embedding e: F_31 -> R^G shared by the four
-coordinates; coordinate j is written into column j of every group, value_t[g, j] = e(v_j)[g]. Keys: write and read vectors [G,
-N] per key, equal at the start. The controller is a table over event types (13 operations, BIND, QUERY): a step [G] and the
-coordinates of a right action [G, K] each. Readout: y_t [G, P] is normalised in every group over its columns, by the norm that
-rotations keep; then one linear map G -> 31 is shared by the columns.
+Values: one embedding e: F_31 -> R^G shared by the four coordinates; coordinate j is written into column j of every group,
+value_t[g, j] = e(v_j)[g]. Keys: write and read vectors [G, N] per key, equal at the start. The controller is a table over event
+types (13 operations, BIND, QUERY): a step [G] and the coordinates of a right action [G, K] each. Readout: y_t [G, P] is
+normalised in every group over its columns, by the norm that rotations keep; then one linear map G -> 31 is shared by the
+columns.
 """
 
 from __future__ import annotations
