@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from shippo_ssm.actions import expm
-from shippo_ssm.experiments.projection.carry import carry, carry_exactly, new_frame, num_dense, turn
+from shippo_ssm.experiments.projection.carry import Motion, carry, carry_exactly, new_frame, num_dense, turn
 from shippo_ssm.experiments.projection.model import EVAL, TRAIN, Projection, ProjectionConfig
 from shippo_ssm.lab.stacked import nmse
 from shippo_ssm.scan import block_affine_scan
@@ -58,7 +58,7 @@ def test_learned_states_and_gradients(length, near):
     signal, front, write, coef, generators = inputs(length)
     ours = [tensor.clone().requires_grad_() for tensor in (front, write, generators)]
     exact = [tensor.double().requires_grad_() for tensor in (front, write, generators)]
-    state = carry(signal, ours[0], ours[1], coef, ours[2], near=near, frame=new_frame(signal).fill_(torch.nan))
+    state = carry(signal, ours[0], ours[1], Motion(coef, ours[2], near), frame=new_frame(signal).fill_(torch.nan))
     expected, _ = dense(signal.double(), exact[0], exact[1], combine(coef.double(), exact[2]), degree=2, near=near)
     assert_state_and_gradients(ours, exact, state, expected)
 
@@ -66,7 +66,7 @@ def test_learned_states_and_gradients(length, near):
 def test_given_frames_states_and_gradients():
     signal, front, write, coef, generators = inputs(20)
     frame = new_frame(signal).fill_(torch.nan)
-    carry_exactly(signal, write, coef, generators * 0.1, front=front, frame=frame)
+    carry_exactly(signal, write, Motion(coef, generators * 0.1), front=front, frame=frame)
     ours = [tensor.clone().requires_grad_() for tensor in (front, write)]
     exact = [tensor.double().requires_grad_() for tensor in (front, write)]
     state = turn(signal, ours[0], ours[1], frame)
@@ -86,7 +86,7 @@ def test_exact_states_are_carried_by_exponentials(keep, rank):
     small = generators * 0.1
     frame = new_frame(signal).fill_(torch.nan) if keep else None
     chosen = torch.eye(16) if rank == 1 else front
-    state = carry_exactly(signal, write, coef, small, front=None if rank == 1 else front, frame=frame)
+    state = carry_exactly(signal, write, Motion(coef, small), front=None if rank == 1 else front, frame=frame)
     expected, frames = dense(signal.double(), chosen.double(), write.double(), combine(coef.double(), small.double()))
     torch.testing.assert_close(state.double(), expected, rtol=1e-5, atol=5e-5)
     if frame is not None:
@@ -95,16 +95,17 @@ def test_exact_states_are_carried_by_exponentials(keep, rank):
 
 def test_bad_arguments_are_named():
     signal, front, write, coef, generators = inputs()
-    with pytest.raises(ValueError, match=r"expected \[n, T, d\]"):
-        carry(signal[..., :8], front, write, coef, generators)
+    motion = Motion(coef, generators)
+    with pytest.raises(ValueError, match=r"expected signal \[n, T, d\]"):
+        carry(signal[..., :8], front, write, motion)
     with pytest.raises(ValueError, match="float32"):
-        carry(signal.double(), front, write, coef, generators)
-    with pytest.raises(ValueError, match="a multiple"):
-        carry(signal, front[:, :48], write[..., :3], coef, generators)
+        carry(signal.double(), front, write, motion)
+    with pytest.raises(ValueError, match="expected multiples of 8 and 4"):
+        carry(signal, front[:, :48], write[..., :3], motion)
     with pytest.raises(ValueError, match="contiguous"):
         turn(signal, front, write, new_frame(signal).mT)
-    with pytest.raises(ValueError, match=r"write \(12, 8, 4\)"):
-        carry(signal, front, write[:, 1:], coef, generators)
+    with pytest.raises(ValueError, match=r"`write` \(12, 8, 4\)"):
+        carry(signal, front, write[:, 1:], motion)
 
 
 @pytest.mark.parametrize("right", ["none", "learned", "oracle"])
@@ -148,7 +149,7 @@ def test_loss_has_the_gradient_of_each_seed(right):
 def test_far_positions_of_exact_states_have_one_degree_less():
     signal, front, write, coef, generators = inputs(20)
     frame = new_frame(signal).fill_(torch.nan)
-    state = carry_exactly(signal, write, coef, generators, front=front, near=7, frame=frame)
+    state = carry_exactly(signal, write, Motion(coef, generators, 7), front=front, frame=frame)
     steps = combine(coef.double(), generators.double())
     expected, frames = dense(signal.double(), front.double(), write.double(), steps, degree=3, near=7)
     torch.testing.assert_close(frame.double(), frames, rtol=0, atol=1e-5)

@@ -21,11 +21,11 @@ from dataclasses import replace
 import torch
 
 from shippo_ssm.experiments.paired.figure import TABLES, main_evidence
-from shippo_ssm.experiments.paired.matrix_state import EVAL, MatrixState, PairedConfig, stack_seeds
+from shippo_ssm.experiments.paired.matrix_state import MatrixState, PairedConfig, held_out, scores
 from shippo_ssm.lab.experiment import Column, Experiment, Highlight, Result, RowResult, Session, Verdict
-from shippo_ssm.lab.stacked import nmse, r_squared, train_stack
+from shippo_ssm.lab.stacked import train_stack
 from shippo_ssm.scan import block_affine_scan
-from shippo_ssm.tasks.paired import Examples, stream
+from shippo_ssm.tasks.paired import Examples
 
 RANKS = (1, 2, 4, 8)
 COST = {"solver": 0.1, "none": 1.0, "oracle": 1.7, "learned": 2.5, "selective": 2.5}
@@ -56,7 +56,7 @@ def smoke() -> tuple[PairedConfig, ...]:
 
 def solve(config: PairedConfig, seeds: tuple[int, ...]) -> RowResult:
     """The recurrence with the true right actions and nothing to learn: v is written into a memory of order one and read."""
-    task, size = config.task, config.eval_batches * config.batch
+    task = config.task
 
     def answer(examples: Examples) -> torch.Tensor:
         still = torch.eye(config.width).expand(*examples.coef.shape[:-1], 1, -1, -1)
@@ -65,16 +65,9 @@ def solve(config: PairedConfig, seeds: tuple[int, ...]) -> RowResult:
         left = torch.ones(*right.shape[:-2], 1)
         return block_affine_scan(left, right, update, backend="reference")[..., -1, 0, :]
 
-    ordinary = stack_seeds(lambda seed: task.draw(stream(seed, EVAL, 0), size), seeds)
-    pairs = stack_seeds(lambda seed: task.draw_pairs(stream(seed, EVAL, 1), size), seeds)
-    truth = task.answer(pairs) - task.answer(pairs.swapped())
-    difference = answer(pairs) - answer(pairs.swapped())
-    metrics = {
-        "nmse": nmse(answer(ordinary), task.answer(ordinary)),
-        "pair_nmse": nmse(difference, truth),
-        "pair_r2": r_squared(difference, truth),
-    }
-    return RowResult(metrics={name: values.tolist() for name, values in metrics.items()})
+    ordinary, pairs = held_out(config, seeds)
+    difference, truth = (of(pairs) - of(pairs.swapped()) for of in (answer, task.answer))
+    return RowResult(metrics=scores(answer(ordinary), task.answer(ordinary), difference, truth))
 
 
 def train(config: PairedConfig, seeds: tuple[int, ...], session: Session) -> RowResult:

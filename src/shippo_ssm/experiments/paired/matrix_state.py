@@ -98,6 +98,19 @@ def stack_seeds(draw: Callable[[int], Examples], seeds: tuple[int, ...]) -> Exam
     return Examples(*(torch.stack(parts) for parts in zip(*(draw(seed) for seed in seeds))))
 
 
+def held_out(config: PairedConfig, seeds: tuple[int, ...]) -> tuple[Examples, Examples]:
+    """The evaluation examples of every seed: ordinary ones and pairs."""
+    task, size = config.task, config.eval_batches * config.batch
+    ordinary = stack_seeds(lambda seed: task.draw(stream(seed, EVAL, 0), size), seeds)
+    return ordinary, stack_seeds(lambda seed: task.draw_pairs(stream(seed, EVAL, 1), size), seeds)
+
+
+def scores(answer: Tensor, truth: Tensor, difference: Tensor, true_difference: Tensor) -> dict[str, list[float]]:
+    """NMSE of answers, NMSE and R^2 of the differences of pairs; one number per seed."""
+    pair = nmse(difference, true_difference), r_squared(difference, true_difference)
+    return {"nmse": nmse(answer, truth).tolist(), "pair_nmse": pair[0].tolist(), "pair_r2": pair[1].tolist()}
+
+
 def transport(value: Tensor, right: Tensor) -> Tensor:
     """x^T R for many small matrices, [.., d], [.., d, d] -> [.., d]; a product and a sum beat a batched matmul at d = 4."""
     return (value.unsqueeze(-1) * right).sum(-2)
@@ -126,9 +139,7 @@ class MatrixState:
         self.layout = Layout(shapes)
         self.blocks = torch.block_diag(*[torch.ones(config.group_width, config.group_width)] * (d // config.group_width))
         self.identity = torch.eye(d)
-        size = config.eval_batches * config.batch
-        self.ordinary = stack_seeds(lambda seed: self.task.draw(stream(seed, EVAL, 0), size), seeds)
-        self.pairs = stack_seeds(lambda seed: self.task.draw_pairs(stream(seed, EVAL, 1), size), seeds)
+        self.ordinary, self.pairs = held_out(config, seeds)
 
     def init(self, seed: int) -> dict[str, Tensor]:
         """Parameters of one seed, near a memory that writes the payload and reads it back.
@@ -275,16 +286,11 @@ class MatrixState:
         """NMSE, pair NMSE, pair R^2 and, with a right action, the pair NMSE under R_t -> I; one number per seed."""
         right, pair_right = self.right(parameters, self.ordinary), self.right(parameters, self.pairs)
         truth = self.task.answer(self.pairs) - self.task.answer(self.pairs.swapped())
-        difference = self.difference(parameters, pair_right)
         ordinary = self.answer(parameters, self.ordinary, right)
-        metrics = {
-            "nmse": nmse(ordinary, self.task.answer(self.ordinary)),
-            "pair_nmse": nmse(difference, truth),
-            "pair_r2": r_squared(difference, truth),
-        }
+        metrics = scores(ordinary, self.task.answer(self.ordinary), self.difference(parameters, pair_right), truth)
         if right is not None:
-            metrics["identity_pair_nmse"] = nmse(self.difference(parameters, None), truth)
-        return {name: values.tolist() for name, values in metrics.items()}
+            metrics["identity_pair_nmse"] = nmse(self.difference(parameters, None), truth).tolist()
+        return metrics
 
     def difference(self, parameters: dict[str, Tensor], right: Tensor | None) -> Tensor:
         """y(ab) - y(ba) of the evaluation pairs, from the right actions of the order ab."""

@@ -14,7 +14,7 @@ loses no more: that is what `near`, the number of last positions with the full d
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -36,6 +36,15 @@ def _run(builder: Any, tensors: tuple[Tensor | None, ...], signal: Tensor, near:
     parallel_for(n, lambda start, stop: kernel(*arrays, length, near, n * width, start, stop))
 
 
+class Motion(NamedTuple):
+    """Right actions R_t = exp(sum_k coef_{t,k} G_k), and where they are taken to their full degree."""
+
+    coef: Tensor  # [n, T, K]; the first position acts on nothing
+    generators: Tensor  # G [K, d, d]
+    near: int | None = None
+    """Last positions with the full degree; one degree less before them. All positions by default."""
+
+
 def num_dense(generators: Tensor) -> int:
     """Generators before the last ones that have a single entry at most; at least one.
 
@@ -47,21 +56,14 @@ def num_dense(generators: Tensor) -> int:
     return len(entries)
 
 
-def _forward(
-    signal: Tensor,
-    front: Tensor | None,
-    coef: Tensor | None,
-    generators: Tensor | None,
-    degree: int,
-    frame: Tensor | None,
-    near: int | None,
-) -> Tensor:
+def _forward(signal: Tensor, front: Tensor | None, motion: Motion | None, degree: int, frame: Tensor | None) -> Tensor:
     """z [T, r, n, d]: positions first, so that the sum over them is one product."""
     from shippo_ssm.experiments.projection._carry_kernels import build_forward
 
     n, length, width = signal.shape
     rank = 1 if front is None else front.shape[1] // width
     moved = torch.empty(length, rank, n, width)
+    coef, generators, near = motion or (None, None, None)
     count = 0 if generators is None else len(generators)
     # Learned generators are dense.
     dense = num_dense(generators) if generators is not None and degree == EXACT_DEGREE else count
@@ -79,18 +81,9 @@ def sum_sources(write: Tensor, moved: Tensor) -> Tensor:
 
 class _FinalState(torch.autograd.Function):
     @staticmethod
-    def forward(
-        ctx: Any,
-        signal: Tensor,
-        front: Tensor,
-        write: Tensor,
-        frame: Tensor,
-        coef: Tensor | None,
-        generators: Tensor | None,
-        near: int | None,
-    ) -> Tensor:
-        moved = _forward(signal, front, coef, generators, 0 if generators is None else TRAIN_DEGREE, frame, near)
-        ctx.near = near
+    def forward(ctx: Any, signal: Tensor, front: Tensor, write: Tensor, frame: Tensor, *motion: Any) -> Tensor:
+        moved = _forward(signal, front, Motion(*motion) if motion else None, TRAIN_DEGREE if motion else 0, frame)
+        coef, generators, ctx.near = motion or (None, None, None)
         ctx.save_for_backward(signal, front, write, frame, coef, generators, moved)
         return sum_sources(write, moved)
 
@@ -108,31 +101,34 @@ class _FinalState(torch.autograd.Function):
         _run(build_backward, tensors, signal, ctx.near, width=width, rank=rank, order=order, count=count, learned=learned)
         dwrite = grads[0].transpose(0, 1).flatten(1) @ moved.flatten(0, 1).flatten(1).mT
         dgenerators = turned.sum(0)[:count].mT if learned else None
-        return None, dfront.sum(0), dwrite.view(order, length, rank), None, None, dgenerators, None
+        found = None, dfront.sum(0), dwrite.view(order, length, rank), None
+        return (*found, None, dgenerators, None) if learned else found
 
 
-def check(
-    signal: Tensor, write: Tensor, front: Tensor | None = None, coef: Tensor | None = None, generators: Tensor | None = None
-) -> None:
+def check(signal: Tensor, write: Tensor, front: Tensor | None = None, motion: Motion | None = None) -> None:
     """Raise where shapes or dtypes are not those of this module."""
-    given = {"signal": signal, "front": front, "write": write, "coef": coef, "generators": generators}
-    named = {name: tensor for name, tensor in given.items() if tensor is not None}
+    named = {"signal": signal, "write": write} | ({} if front is None else {"front": front})
+    if motion is not None:
+        named |= {"coef": motion.coef, "generators": motion.generators}
     width = signal.shape[-1]
     rank = 1 if front is None else front.shape[-1] // width
     fits = signal.ndim == 3 and write.ndim == 3 and write.shape[1:] == (signal.shape[1], rank)
     if front is not None:
         fits = fits and front.shape == (width, rank * width)
-    if coef is not None and generators is not None:
-        fits = fits and coef.shape == (*signal.shape[:2], len(generators)) and generators.shape[1:] == (width, width)
+    if motion is not None:
+        count = len(motion.generators)
+        fits = fits and motion.coef.shape == (*signal.shape[:2], count) and motion.generators.shape == (count, width, width)
     if not fits:
+        shapes = ", ".join(f"`{name}` {tuple(tensor.shape)}" for name, tensor in named.items())
         raise ValueError(
-            f"got {', '.join(f'{name} {tuple(tensor.shape)}' for name, tensor in named.items())}; "
-            "expected [n, T, d], [d, r d], [N, T, r], [n, T, K], [K, d, d]"
+            f"carry: shapes are {shapes}; expected signal [n, T, d], write [N, T, r], front [d, r d], coef [n, T, K], "
+            "generators [K, d, d]"
         )
-    if any(tensor.dtype != torch.float32 for tensor in named.values()):
-        raise ValueError("carried values are computed in float32; convert the arguments with .float()")
+    for name, tensor in named.items():
+        if tensor.dtype != torch.float32:
+            raise ValueError(f"carry: `{name}` is {tensor.dtype}; expected torch.float32; convert it with .float()")
     if width % 8 or (front is not None and rank % ROWS):
-        raise ValueError(f"got d = {width}, r = {rank}; expected d a multiple of 8, r a multiple of {ROWS}; pad with zeros")
+        raise ValueError(f"carry: d is {width}, r is {rank}; expected multiples of 8 and {ROWS}; pad with zeros")
 
 
 def check_frame(signal: Tensor, frame: Tensor) -> None:
@@ -140,7 +136,8 @@ def check_frame(signal: Tensor, frame: Tensor) -> None:
     n, length, width = signal.shape
     if frame.shape != (n, length, width, width) or frame.dtype != torch.float32 or not frame.is_contiguous():
         raise ValueError(
-            f"got frame {tuple(frame.shape)} for signal {tuple(signal.shape)}; expected float32 [n, T, d, d], contiguous"
+            f"carry: `frame` is {tuple(frame.shape)}, {frame.dtype}; expected {(n, length, width, width)}, torch.float32, "
+            "contiguous; make it with new_frame(signal)"
         )
 
 
@@ -149,25 +146,14 @@ def new_frame(signal: Tensor) -> Tensor:
     return torch.empty(*signal.shape, signal.shape[-1])
 
 
-def carry(
-    signal: Tensor,
-    front: Tensor,
-    write: Tensor,
-    coef: Tensor,
-    generators: Tensor,
-    *,
-    near: int | None = None,
-    frame: Tensor | None = None,
-) -> Tensor:
+def carry(signal: Tensor, front: Tensor, write: Tensor, motion: Motion, *, frame: Tensor | None = None) -> Tensor:
     """H_T with R_t = exp(M_t), M_t = sum_k coef_{t,k} G_k, exp to second order; gradients in E, write and G.
 
     Args:
-        signal: f [n, T, d], d divisible by 8; float32. Data, as is coef: no gradient.
+        signal: f [n, T, d], d divisible by 8; float32. Data, as is the motion's coef: no gradient.
         front: E [d, r d], r divisible by 4.
         write: [N, T, r].
-        coef: [n, T, K]; the first position acts on nothing.
-        generators: G [K, d, d].
-        near: last positions where exp is of second order; it is of first order before them. All positions by default.
+        motion: the right actions.
         frame: memory for the frames, from `new_frame`; it must not change before the gradient is taken. New memory by
             default, which the system has to find at every call.
 
@@ -176,41 +162,32 @@ def carry(
 
     Example:
         >>> signal, coef, write = torch.randn(2, 5, 8), torch.randn(2, 5, 3), torch.randn(6, 5, 4)
-        >>> carry(signal, torch.randn(8, 32), write, coef, torch.zeros(3, 8, 8)).shape
+        >>> carry(signal, torch.randn(8, 32), write, Motion(coef, torch.zeros(3, 8, 8))).shape
         torch.Size([2, 6, 8])
     """
-    check(signal, write, front, coef, generators)
+    check(signal, write, front, motion)
     frame = new_frame(signal) if frame is None else frame
     check_frame(signal, frame)
-    return _FinalState.apply(signal, front, write, frame, coef, generators, near)  # pyright: ignore[reportReturnType]
+    return _FinalState.apply(signal, front, write, frame, *motion)  # pyright: ignore[reportReturnType]
 
 
 def turn(signal: Tensor, front: Tensor, write: Tensor, frame: Tensor) -> Tensor:
     """H_T by frames that `carry_exactly` left; gradients in E and write. Arguments as in `carry`."""
     check(signal, write, front)
     check_frame(signal, frame)
-    return _FinalState.apply(signal, front, write, frame, None, None, None)  # pyright: ignore[reportReturnType]
+    return _FinalState.apply(signal, front, write, frame)  # pyright: ignore[reportReturnType]
 
 
 @torch.no_grad()
 def carry_exactly(
-    signal: Tensor,
-    write: Tensor,
-    coef: Tensor,
-    generators: Tensor,
-    *,
-    front: Tensor | None = None,
-    near: int | None = None,
-    frame: Tensor | None = None,
+    signal: Tensor, write: Tensor, motion: Motion, *, front: Tensor | None = None, frame: Tensor | None = None
 ) -> Tensor:
     """H_T to third order (second before the last `near` positions), without gradients, for data and evaluation.
 
-    Arguments as in `carry`.
-
-    Without `front` the signal itself is carried, and r is one. Frames S_t = R_{t+1} .. R_T are left in `frame` [n, T, d, d]
-    where that is given.
+    Arguments as in `carry`. Without `front` the signal itself is carried, and r is one. Frames S_t = R_{t+1} .. R_T are left in
+    `frame` [n, T, d, d] where that is given.
     """
-    check(signal, write, front, coef, generators)
+    check(signal, write, front, motion)
     if frame is not None:
         check_frame(signal, frame)
-    return sum_sources(write, _forward(signal, front, coef, generators, EXACT_DEGREE, frame, near))
+    return sum_sources(write, _forward(signal, front, motion, EXACT_DEGREE, frame))

@@ -15,7 +15,7 @@ from typing import Any, Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from shippo_ssm.experiments.projection.carry import carry, carry_exactly, new_frame, sum_sources, turn
+from shippo_ssm.experiments.projection.carry import Motion, carry, carry_exactly, new_frame, sum_sources, turn
 from shippo_ssm.lab.experiment import TrainConfig
 from shippo_ssm.lab.stacked import Layout, nmse, r_squared
 from shippo_ssm.tasks.paired import stream
@@ -113,9 +113,8 @@ class Projection:
         oracle = self.config.right == "oracle"
         if oracle and frame is None:
             frame = new_frame(signal)
-        target = carry_exactly(
-            signal, self.written, coef, self.true_generators, near=self.near, frame=frame if oracle else None
-        )
+        motion = Motion(coef, self.true_generators, self.near)
+        target = carry_exactly(signal, self.written, motion, frame=frame if oracle else None)
         return ProjectionBatch(signal, coef, target, frame)
 
     def init(self, seed: int) -> dict[str, Tensor]:
@@ -149,11 +148,11 @@ class Projection:
             assert batch.frame is not None
             state = turn(batch.signal, front, write, batch.frame)
         elif config.right == "learned":
-            generators = config.epsilon**0.5 * parameters["generators"]
+            motion = Motion(batch.coef, config.epsilon**0.5 * parameters["generators"], self.near)
             if torch.is_grad_enabled():
-                state = carry(batch.signal, front, write, batch.coef, generators, near=self.near, frame=batch.frame)
+                state = carry(batch.signal, front, write, motion, frame=batch.frame)
             else:
-                state = carry_exactly(batch.signal, write, batch.coef, generators, front=front, near=self.near)
+                state = carry_exactly(batch.signal, write, motion, front=front)
         else:
             # Nothing moves the values, so the sum over positions comes before the front end.
             signal = batch.signal.transpose(0, 1).unsqueeze(1)
