@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from benchmarks.gate import check
 from benchmarks.timer import first_call, interleave
-from shippo_ssm.experiments.recall import query_loss
+from shippo_ssm.experiments.mqar.recall import query_loss
 
 # Logits and gradients of four layers in float32.
 _TOLERANCE = 1e-3
@@ -27,9 +27,9 @@ _TOLERANCE = 1e-3
 
 def make_model(name: str, **changes: Any) -> nn.Module:
     """A model of the paper's comparison by name, from a fixed seed, with `changes` to its configuration."""
-    from shippo_ssm.experiments.mqar import EventEmbedding
+    from shippo_ssm.experiments.mqar.model import EventEmbedding
+    from shippo_ssm.experiments.mqar.parameters import PAPER_CONFIGS
     from shippo_ssm.models import SequenceModel
-    from shippo_ssm.models.parameters import PAPER_CONFIGS
     from shippo_ssm.tasks.mqar import TransportMQAR
 
     config = replace(PAPER_CONFIGS[name], **changes)

@@ -98,7 +98,7 @@ def test_ctrl_c_says_how_to_continue(monkeypatch, capsys, tmp_path):
     def interrupted(*_, **__):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("shippo_ssm.experiments.runner.run", interrupted)
+    monkeypatch.setattr("shippo_ssm.lab.runner.run", interrupted)
     code, _, err = call(monkeypatch, capsys, "run", "paired", "--seeds", "2", "--out", str(tmp_path))
     assert code == 130
     assert "shippo run paired --seeds 2" in err
@@ -108,15 +108,15 @@ def test_ctrl_c_says_how_to_continue(monkeypatch, capsys, tmp_path):
 @pytest.mark.parametrize(
     ("words", "remedy"),
     [
-        (("run", "nothing"), "choose one of paired"),
-        (("run", "paired", "--preset", "huge"), "it has full, smoke"),
-        (("run", "paired", "--smoke", "--row", "nothing"), "its rows are"),
+        (("run", "nothing"), "expected one of paired"),
+        (("run", "paired", "--preset", "huge"), "expected one of full, smoke"),
+        (("run", "paired", "--smoke", "--row", "nothing"), "expected rows among"),
         (("run", "paired", "--smoke", "--jobs", "0"), "1 or more"),
         (("run", "paired", "--smoke", "--preset", "full"), "give one of them"),
         (("table", "paired", "--out", "missing"), "shippo run paired"),
         (("table", "paired", "--smoke"), "--preset smoke"),
         (("figure", "paired", "--out", "picture.docx"), ".png"),
-        (("figure", "nothing"), "choose one of"),
+        (("figure", "nothing"), "expected one of"),
         (("inspect", "missing"), "folder of save_checkpoint"),
         (("run", "paired", "--no-such-option"), "shippo run --help"),
         (("frobnicate",), "shippo --help"),
@@ -133,7 +133,7 @@ def test_errors_are_one_line_with_the_remedy(monkeypatch, capsys, tmp_path, word
 
 
 def test_bench_outside_a_checkout_says_so(monkeypatch, capsys):
-    monkeypatch.setattr("shippo_ssm.experiments.store.checkout", lambda: None)
+    monkeypatch.setattr("shippo_ssm.lab.store.checkout", lambda: None)
     code, _, err = call(monkeypatch, capsys, "bench")
     assert code == 2
     assert "source checkout" in err
@@ -142,7 +142,7 @@ def test_bench_outside_a_checkout_says_so(monkeypatch, capsys):
 def test_bench_runs_the_folder_of_the_checkout(monkeypatch, capsys, tmp_path):
     (tmp_path / "benchmarks").mkdir()
     (tmp_path / "benchmarks" / "run.py").write_text("def main(quick, out):\n    print('measured', quick, out)\n    return 3\n")
-    monkeypatch.setattr("shippo_ssm.experiments.store.checkout", lambda: tmp_path)
+    monkeypatch.setattr("shippo_ssm.lab.store.checkout", lambda: tmp_path)
     monkeypatch.setattr(sys, "path", list(sys.path))
     code, out, _ = call(monkeypatch, capsys, "bench")
     assert (code, out) == (3, "measured True None\n")
@@ -179,7 +179,7 @@ def test_inspect_prints_the_collapse_of_every_group(monkeypatch, capsys, tmp_pat
 
 
 def test_inspect_shows_a_recall_model_its_own_task(monkeypatch, capsys, tmp_path):
-    from shippo_ssm.experiments.mqar import MqarConfig, build_model
+    from shippo_ssm.experiments.mqar.model import MqarConfig, build_model
     from shippo_ssm.models import save_checkpoint
 
     model = build_model(MqarConfig(name="split", mixer="split", d_model=16, n_layers=1, d_state=4), 0)

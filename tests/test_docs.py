@@ -2,8 +2,6 @@
 
 import doctest
 import importlib
-import importlib.util
-import json
 import pkgutil
 import re
 from pathlib import Path
@@ -11,6 +9,9 @@ from pathlib import Path
 import pytest
 
 import shippo_ssm
+from shippo_ssm.experiments import all_experiments
+from shippo_ssm.lab.pages import PAGE, README, Pages, with_table
+from shippo_ssm.lab.store import write_json
 
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", *sorted(page for page in (ROOT / "docs").rglob("*.md") if "_build" not in page.parts)]
@@ -53,46 +54,32 @@ def test_readme_shows_what_it_promises():
         assert (ROOT / target).exists(), f"README links to {target}, which is not there"
 
 
-def generator():
-    """`docs/generate.py` as a module."""
-    spec = importlib.util.spec_from_file_location("docs_generate", ROOT / "docs" / "generate.py")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
 def test_the_pages_show_the_committed_results():
     """Numbers on the results page and in the README are those of the result files; `python docs/generate.py` renews them."""
-    module = generator()
-    assert module.PAGE.read_text() == module.results_page()
-    readme = module.README.read_text()
-    assert readme == module.with_table(readme, module.readme_table())
+    pages = Pages(ROOT, all_experiments())
+    assert (ROOT / PAGE).read_text() == pages.results_page()
+    readme = (ROOT / README).read_text()
+    assert readme == with_table(readme, pages.readme_table())
 
 
-def test_a_changed_result_changes_the_pages(tmp_path, monkeypatch):
+def test_a_changed_result_changes_the_pages(tmp_path):
     """The comparison above can fail: a result file gives its own numbers, its budget, and a verdict."""
-    module = generator()
-    metrics = {"nmse": [3.21e-4], "pair_nmse": [0.987], "pair_r2": [0.0]}
-    row = {
-        "name": "no-right-r8",
-        "label": "No-right r = 8",
-        "config": {"steps": 7, "rank": 8},
-        "seeds": [0],
-        "metrics": metrics,
-    }
-    row |= {"curves": {}, "notes": {}, "seconds": 1.0}
+    pages = Pages(tmp_path, all_experiments())
+    row = {"name": "no-right-r8", "label": "No-right r = 8", "config": {"steps": 7, "rank": 8}, "seeds": [0]}
+    row |= {"metrics": {"nmse": [3.21e-4], "pair_nmse": [0.987]}, "curves": {}, "notes": {}, "seconds": 1.0}
     content = {"experiment": "paired", "preset": "full", "rows": [row], "versions": {"torch": "2"}, "wall_seconds": 120.0}
-    (tmp_path / "paired.json").write_text(json.dumps(content))
-    monkeypatch.setattr(module, "RESULTS", tmp_path)
-    page, table = module.results_page(), module.readme_table()
+    write_json(tmp_path / "results" / "paired.json", content)
+    page, table = pages.results_page(), pages.readme_table()
     assert "| preset full, 7 steps, 1 seed, 2.0 minutes |" in page
     assert "0.000321" in page
     assert "DOES NOT HOLD" in page
     assert "| 0.987 |" in table
-    assert module.with_table(module.README.read_text(), table) != module.README.read_text()
+    readme = (ROOT / README).read_text()
+    assert with_table(readme, table) != readme
     short = row | {"name": "no-right", "metrics": {"exact_4096": [0.25]}}
-    (tmp_path / "mqar.json").write_text(json.dumps(content | {"experiment": "mqar", "preset": "quick", "rows": [short]}))
-    assert "| 0.2500 (7 of 5,000 steps) |" in module.readme_table()
+    content |= {"experiment": "mqar", "preset": "quick", "rows": [short]}
+    write_json(tmp_path / "results" / "mqar.json", content)
+    assert "| 0.2500 (7 of 5,000 steps) |" in pages.readme_table()
 
 
 def test_the_pictures_of_the_pages_are_there():
@@ -100,7 +87,7 @@ def test_the_pictures_of_the_pages_are_there():
     for page in PAGES:
         for target in re.findall(r"!\[[^]]*\]\(([^)]+)\)", page.read_text()):
             assert (page.parent / target).exists(), f"{page.name} shows {target}, which is not there"
-    assert set(generator().pictures()) <= drawn
+    assert set(Pages(ROOT, all_experiments()).pictures()) <= drawn
 
 
 def test_every_page_is_in_the_contents():

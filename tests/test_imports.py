@@ -10,7 +10,7 @@ import pytest
 import shippo_ssm
 
 PACKAGE = Path(shippo_ssm.__file__).parent
-ROOMS = {"projection", "scan", "actions", "collapse", "layers", "models", "tasks", "experiments", "theory", "cli", "report"}
+ROOMS = {"projection", "scan", "actions", "collapse", "layers", "models", "tasks", "lab", "experiments", "theory", "cli"}
 # Room -> rooms it may import. Modules at the top of the package that are not rooms serve all of them.
 BELOW = {
     "projection": set(),
@@ -21,8 +21,8 @@ BELOW = {
     "layers": {"scan", "actions", "projection"},
     "models": {"layers", "scan", "actions"},
     "theory": {"projection", "scan", "actions", "layers"},
-    "experiments": {"models", "layers", "scan", "actions", "collapse", "tasks", "projection"},
-    "report": {"experiments", "theory", "models", "layers", "scan", "actions", "collapse", "tasks", "projection"},
+    "lab": {"theory", "layers", "actions", "projection"},
+    "experiments": {"lab", "models", "layers", "scan", "actions", "collapse", "tasks", "projection"},
     "cli": ROOMS,
 }
 
@@ -59,6 +59,7 @@ def test_an_upward_import_is_found():
     assert upward_imports("scan", "def f():\n    from shippo_ssm.layers import Shippo") == {"layers"}
     assert upward_imports("tasks", "import shippo_ssm.scan.reference") == {"scan"}
     assert upward_imports("layers", "from shippo_ssm import scan") == set()
+    assert upward_imports("lab", "from shippo_ssm.experiments import get") == {"experiments"}
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,7 @@ import typer
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from shippo_ssm.experiments.core import Experiment, Result
+    from shippo_ssm.lab.experiment import Experiment, Result
 
 app = typer.Typer(
     name="shippo",
@@ -62,17 +62,9 @@ def _preset(preset: str | None, smoke: bool) -> str | None:
 
 def _result(name: str, preset: str | None, out: Path | None) -> tuple[Experiment, Result]:
     from shippo_ssm.experiments import get
-    from shippo_ssm.experiments.core import Result
-    from shippo_ssm.experiments.store import find_result, read_json
 
     experiment = get(name)
-    path = find_result(name, out, preset=preset or experiment.default_preset, default_preset=experiment.default_preset)
-    result = Result.from_json(read_json(path), str(path))
-    if result.experiment != name:
-        raise ValueError(f"{path} is a result of {result.experiment!r}, not of {name!r}; choose another --out")
-    if not result.rows:
-        raise ValueError(f"{path} has no finished row yet; continue the run with `shippo run {name} --resume`")
-    return experiment, result
+    return experiment, experiment.result(out, preset=preset)
 
 
 @app.command(rich_help_panel=START)
@@ -84,7 +76,7 @@ def demo(
 
     Example: [bold]shippo demo[/]
     """
-    from shippo_ssm.experiments.demo import main
+    from shippo_ssm.experiments.paired.demo import main
 
     main(out, console=_console(), quick=quick)
 
@@ -95,9 +87,9 @@ def list_experiments(as_json: Json = False) -> None:
 
     Example: [bold]shippo list[/]
     """
-    from shippo_ssm.experiments import get, names
+    from shippo_ssm.experiments import all_experiments
 
-    experiments = [get(name) for name in names()]
+    experiments = all_experiments()
     if as_json:
         keys = ("name", "title", "claim", "protocol", "wall_time")
         rows = [{key: getattr(e, key) for key in keys} | {"presets": list(e.presets)} for e in experiments]
@@ -128,8 +120,8 @@ def run(
     Example: [bold]shippo run paired --smoke[/]
     """
     from shippo_ssm.experiments import get
-    from shippo_ssm.experiments.runner import run as run_experiment
-    from shippo_ssm.experiments.tables import as_text
+    from shippo_ssm.lab.runner import run as run_experiment
+    from shippo_ssm.lab.tables import as_text
 
     experiment, preset = get(name), _preset(preset, smoke)
     if jobs is not None and jobs < 1:
@@ -159,7 +151,7 @@ def table(
 
     Example: [bold]shippo table paired --format markdown[/]
     """
-    from shippo_ssm.experiments import tables
+    from shippo_ssm.lab import tables
 
     experiment, result = _result(name, _preset(preset, smoke), out)
     if as_json:
@@ -186,7 +178,7 @@ def figure(
     if path.suffix not in (".png", ".pdf", ".svg"):
         raise ValueError(f"--out is {path}; expected a name that ends in .png, .pdf or .svg")
     if name == "overview":
-        from shippo_ssm.experiments.figures import overview
+        from shippo_ssm.lab.pictures import overview
 
         overview(path)
     else:
@@ -203,9 +195,10 @@ def report(out: Annotated[Path, typer.Option(help="HTML file to write.")] = Path
 
     Example: [bold]shippo report --out report.html[/]
     """
-    from shippo_ssm.report import write
+    from shippo_ssm.experiments import all_experiments
+    from shippo_ssm.lab.report import write
 
-    write(out)
+    write(out, all_experiments())
     _console().print(f"written: {out}")
 
 
@@ -234,7 +227,7 @@ def bench(
     """
     import importlib.util
 
-    from shippo_ssm.experiments.store import checkout
+    from shippo_ssm.lab.store import checkout
 
     root = checkout()
     path = None if root is None else root / "benchmarks" / "run.py"
@@ -260,7 +253,7 @@ def inspect(
     """
     import dataclasses
 
-    from shippo_ssm.experiments.inspection import inspect as inspect_folder
+    from shippo_ssm.experiments.mqar.inspection import inspect as inspect_folder
 
     rows = [dataclasses.asdict(row) for row in inspect_folder(checkpoint)]
     if as_json:

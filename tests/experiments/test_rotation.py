@@ -9,10 +9,11 @@ import math
 import pytest
 import torch
 
-from shippo_ssm.experiments import get, rotation
-from shippo_ssm.experiments.core import Result, Session
-from shippo_ssm.experiments.rotation import RotationConfig, RotationMemory
-from shippo_ssm.experiments.store import checkout
+from shippo_ssm.experiments import get
+from shippo_ssm.experiments.rotation import claim as rotation
+from shippo_ssm.experiments.rotation.memory import RotationConfig, RotationMemory
+from shippo_ssm.lab.experiment import Result, Session
+from shippo_ssm.lab.store import checkout
 from shippo_ssm.tasks.mqar import operation_library
 
 SMALL = RotationConfig(num_keys=8, num_groups=32, d_state=8, start_step=1.0)

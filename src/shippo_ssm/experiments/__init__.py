@@ -1,7 +1,7 @@
 """The paper's tables and figures, each from one command: claim, protocol, numbers, verdict.
 
-`names()` lists the experiments and `get(name)` loads one. An experiment file defines `EXPERIMENT`, an `Experiment`; a
-new one is added by a line in `_MODULES`.
+`names()` lists the experiments and `get(name)` loads one. An experiment file defines `EXPERIMENT`, an `Experiment`; a new one
+is added by a line in `_MODULES`. Models and kernels that only one experiment needs stand beside its claim.
 """
 
 from __future__ import annotations
@@ -10,16 +10,16 @@ import importlib
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from shippo_ssm.experiments.core import Experiment
+    from shippo_ssm.lab.experiment import Experiment
 
 # Name on the command line -> module in this folder. Modules load on first use.
 _MODULES = {
-    "paired": "paired",
-    "projection": "projection",
+    "paired": "paired.claim",
+    "projection": "projection.claim",
     "groups": "groups",
-    "mqar": "mqar",
+    "mqar": "mqar.claim",
     "suffix": "suffix",
-    "rotation": "rotation",
+    "rotation": "rotation.claim",
 }
 
 
@@ -40,5 +40,10 @@ def get(name: str) -> Experiment:
         'Paired noncommutative transport'
     """
     if name not in _MODULES:
-        raise ValueError(f"there is no experiment {name!r}; choose one of {', '.join(_MODULES)}")
-    return importlib.import_module(f"shippo_ssm.experiments.{_MODULES[name]}").EXPERIMENT
+        raise ValueError(f"experiments: `name` is {name!r}; expected one of {', '.join(_MODULES)}; see `shippo list`")
+    return importlib.import_module(f"{__name__}.{_MODULES[name]}").EXPERIMENT
+
+
+def all_experiments() -> tuple[Experiment, ...]:
+    """All of them, loaded."""
+    return tuple(map(get, names()))

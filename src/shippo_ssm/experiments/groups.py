@@ -4,7 +4,7 @@ Claim. Group size 4 is full transport at d = 4. Group size 2 cuts the true right
 across the blocks), so the oracle fails completely, while learned maps around the memory recode the task into the
 blocks that are left. A limitation of the grouping, not evidence for it.
 
-Protocol. The paired task and training of `paired.py`, 3 seeds, 8 evaluation batches; group size 2 keeps the 2 x 2
+Protocol. The paired task and training of `paired`, 3 seeds, 8 evaluation batches; group size 2 keeps the 2 x 2
 diagonal blocks of the generated R_t. The raw off-block ratio is ||off-block part of R||_F / ||R||_F over the
 operation tokens of 8 batches of 512 audit examples, squares summed before the root, R_t taken before the cut.
 
@@ -17,9 +17,10 @@ from dataclasses import replace
 
 import torch
 
-from shippo_ssm.experiments.core import Column, Experiment, Result, RowResult, Session, Verdict
-from shippo_ssm.experiments.matrix_state import MatrixState, PairedConfig
-from shippo_ssm.experiments.stacked import train_stack
+from shippo_ssm.experiments.paired.matrix_state import MatrixState, PairedConfig
+from shippo_ssm.experiments.paper import paper_tables
+from shippo_ssm.lab.experiment import Column, Experiment, Highlight, Result, RowResult, Session, Verdict
+from shippo_ssm.lab.stacked import train_stack
 
 
 def rows(base: PairedConfig | None = None) -> tuple[PairedConfig, ...]:
@@ -46,9 +47,7 @@ class Audit(MatrixState):
 
 def train(config: PairedConfig, seeds: tuple[int, ...], session: Session) -> RowResult:
     """Train one row for all seeds at once."""
-    return train_stack(
-        Audit(config, seeds), seeds, session, steps=config.steps, optimiser=config.optimiser, eval_every=config.eval_every
-    )
+    return train_stack(Audit(config, seeds), config, seeds, session)
 
 
 def judge(result: Result) -> dict[str, Verdict]:
@@ -71,7 +70,7 @@ EXPERIMENT = Experiment(
     title="Group-local audit",
     claim="Cut into groups, the true right action fails and learned maps recode around the cut: grouping is a restriction.",
     protocol="the paired task with group sizes 2 and 4, 20,000 steps, 3 seeds; off-block ratio on 8 x 512 audit examples",
-    tables=("groups",),
+    tables=paper_tables("groups"),
     wall_time="3 minutes on two cores",
     presets={"full": rows, "smoke": smoke},
     train=train,
@@ -81,4 +80,5 @@ EXPERIMENT = Experiment(
         Column(key="nmse", label="Eval NMSE"),
     ),
     judge=judge,
+    highlights=(Highlight("oracle-g2", "pair_nmse", "true right action cut into groups of 2: error"),),
 )

@@ -16,14 +16,17 @@ import contextlib
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, Literal
 
 from torch import nn
 
-from shippo_ssm.experiments import mqar
-from shippo_ssm.experiments.core import Experiment, Result, RowResult, Session, Verdict
-from shippo_ssm.experiments.recall import flatten_scores, score_lengths
-from shippo_ssm.experiments.store import default_folder
+from shippo_ssm.experiments.mqar import claim as mqar
+from shippo_ssm.experiments.mqar.model import MqarConfig, build_model, load_model, weights_folder
+from shippo_ssm.experiments.mqar.recall import flatten_scores, scores_of_lengths
+from shippo_ssm.experiments.paper import paper_tables
+from shippo_ssm.lab.experiment import Experiment, Highlight, Result, RowResult, Session, Verdict
+from shippo_ssm.lab.training import measure
 from shippo_ssm.layers import identity_right, zero_right_suffix
 
 ROW = "struct-split"
@@ -36,7 +39,7 @@ CONTEXTS: dict[str, Callable[[nn.Module], AbstractContextManager[Any]]] = {
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class SuffixConfig(mqar.MqarConfig):
+class SuffixConfig(MqarConfig):
     """A row: the configuration that the weights were trained with, and what is done to the model."""
 
     intervention: Literal["normal", "zeroed", "identity"] = "normal"
@@ -47,10 +50,8 @@ class SuffixConfig(mqar.MqarConfig):
 def rows(preset: str) -> tuple[SuffixConfig, ...]:
     """The three interventions on the StructGen-Split of a preset of `mqar`."""
     trained = next(row for row in mqar.EXPERIMENT.rows(preset) if row.name == ROW)
-    fields = {name: getattr(trained, name) for name in trained.__dataclass_fields__}
-    base = SuffixConfig(**fields)
     return tuple(
-        replace(base, name=name, label=label, intervention=name, preset=preset)  # pyright: ignore[reportArgumentType]
+        replace(trained.shared(SuffixConfig), name=name, label=label, intervention=name, preset=preset)
         for name, label in LABELS.items()
     )
 
@@ -61,14 +62,13 @@ def trained_model(config: SuffixConfig, seed: int) -> nn.Module:
     Raises:
         ValueError: the run of `mqar` is not there; the message names the command that makes it.
     """
-    run = default_folder("mqar", config.preset, mqar.EXPERIMENT.default_preset)
-    folder = mqar.weights_folder(run, ROW, seed)
+    folder = weights_folder(mqar.EXPERIMENT.folder(config.preset), ROW, seed)
     if folder.exists():
-        return mqar.load_model(folder, config, seed)
+        return load_model(folder, config, seed)
     if config.preset != "smoke":
         command = f"shippo run mqar --preset {config.preset} --row {ROW}"
         raise ValueError(f"no trained weights in {folder}; make them with `{command}`")
-    model = mqar.build_model(config, seed)
+    model = build_model(config, seed)
     mqar.train_model(model, config, seed, Session())
     return model
 
@@ -78,15 +78,9 @@ def train(config: SuffixConfig, seeds: tuple[int, ...], session: Session) -> Row
     (seed,) = seeds
     model = trained_model(config, seed)
     total = config.eval_examples * sum(config.eval_lengths)
-    known: dict[str, dict[str, Any]] = {}
+    parts = scores_of_lengths(config, lambda length: config.task(seed, length), model)
     with CONTEXTS[config.intervention](model):
-        score_lengths(
-            config,
-            lambda length: config.task(seed, length),
-            model,
-            known,
-            on_tokens=lambda tokens: session.report(tokens, total),
-        )
+        known = measure(parts, on_cost=lambda tokens: session.report(int(tokens), total))
     metrics, profiles = flatten_scores(known)
     return RowResult(metrics=metrics, curves={"step": [], **profiles})
 
@@ -114,15 +108,12 @@ EXPERIMENT = Experiment(
     title="Controller-suffix counterfactual",
     claim="A trained StructGen-Split uses its right-action coordinates: zeroing them costs accuracy at every length.",
     protocol="weights of `shippo run mqar`, 640 examples per length; as trained, suffix zeroed, R -> I",
-    tables=("suffix",),
+    tables=paper_tables("suffix"),
     wall_time="quick: 60 minutes on one core, after `mqar`",
-    presets={
-        "quick": lambda: rows("quick"),
-        "paper": lambda: rows("paper"),
-        "smoke": lambda: rows("smoke"),
-    },
+    presets={preset: partial(rows, preset) for preset in mqar.EXPERIMENT.presets},
     train=train,
     columns=mqar.COLUMNS,
     judge=judge,
     stack=1,
+    highlights=(Highlight("zeroed", "exact_4096", "the same weights, right coordinates zeroed: exact"),),
 )

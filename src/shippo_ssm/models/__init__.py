@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from shippo_ssm.models.baselines import AttentionCache, CausalAttention, FreeMixer, GRUMixer, transformer_block
 from shippo_ssm.models.checkpoint import load_checkpoint, read_checkpoint, save_checkpoint
-from shippo_ssm.models.parameters import PAPER_CONFIGS, count_parameters, parameter_rows, parameter_table
+from shippo_ssm.models.parameters import count_parameters
 from shippo_ssm.models.sequence import MIXERS, Heads, SequenceConfig, SequenceModel
 
 if TYPE_CHECKING:
@@ -20,7 +20,6 @@ if TYPE_CHECKING:
 
 __all__ = [
     "MIXERS",
-    "PAPER_CONFIGS",
     "AttentionCache",
     "CausalAttention",
     "FreeMixer",
@@ -30,8 +29,6 @@ __all__ = [
     "SequenceModel",
     "count_parameters",
     "load_checkpoint",
-    "parameter_rows",
-    "parameter_table",
     "read_checkpoint",
     "save_checkpoint",
     "transformer_block",

@@ -1,0 +1,81 @@
+"""The models of Transport-MQAR: a row's configuration, the embedding of its events, and the model of a seed."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+from shippo_ssm.experiments.mqar.recall import RecallConfig
+from shippo_ssm.models import SequenceConfig, SequenceModel, load_checkpoint
+from shippo_ssm.tasks.mqar import MODULUS, WIDTH, TransportMQAR
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class MqarConfig(RecallConfig):
+    """A row of the table; defaults are the paper's protocol."""
+
+    mixer: str = "split"
+    """A mixer of `SequenceModel`, or "untouched" for the predictor that has nothing to train."""
+    expand: float = 2
+    d_model: int = 128
+    n_layers: int = 4
+    d_state: int = 32
+    group_width: int = 4
+    library: str = "nonreducible"
+    length: int = 512
+    """Training length."""
+    num_keys: int = 256
+    num_active: int = 32
+    steps: int = 5000
+    num_seeds: int = 3
+
+    def task(self, seed: int, length: int | None = None) -> TransportMQAR:
+        """The task at a length, by default that of training."""
+        return self.shared(TransportMQAR, length=length or self.length, seed=seed)
+
+    @property
+    def geometry(self) -> SequenceConfig:
+        """The model's: four classifiers of 31 classes."""
+        return self.shared(SequenceConfig, num_outputs=WIDTH, num_classes=MODULUS)
+
+
+class EventEmbedding(nn.Module):
+    """The sum of type, key, operation and per-coordinate value embeddings: tokens [.., 7] -> [.., d_model].
+
+    One table holds 3 types, the keys, 13 operations and 4 x 31 values, and a last row of zeros for what an event does not have.
+    """
+
+    def __init__(self, task: TransportMQAR, d_model: int) -> None:
+        super().__init__()
+        sizes = [3, task.num_keys, task.num_operations] + [MODULUS] * WIDTH
+        num_rows = sum(sizes)
+        self.sizes: Tensor
+        self.offsets: Tensor
+        self.table = nn.EmbeddingBag(num_rows + 1, d_model, mode="sum", padding_idx=num_rows)
+        self.absent = num_rows
+        self.register_buffer("sizes", torch.tensor(sizes), persistent=False)
+        self.register_buffer("offsets", torch.tensor([0, *sizes[:-1]]).cumsum(0), persistent=False)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        rows = torch.where(tokens < self.sizes, tokens + self.offsets, self.absent)
+        return self.table(rows.flatten(0, -2)).unflatten(0, tokens.shape[:-1])
+
+
+def build_model(config: MqarConfig, seed: int) -> SequenceModel:
+    """The model of a row, a function of configuration and seed: tokens [B, T, 7] -> logits [B, T, 4, 31]."""
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        return SequenceModel(config.geometry, embedding=EventEmbedding(config.task(seed), config.d_model))
+
+
+def weights_folder(run: Path, row: str, seed: int) -> Path:
+    """Where a run keeps the trained weights of a row, for interventions."""
+    return run / "weights" / f"{row}.s{seed}"
+
+
+def load_model(folder: Path, config: MqarConfig, seed: int) -> SequenceModel:
+    """A trained model of a run, from its folder of weights."""
+    return load_checkpoint(folder, embedding=EventEmbedding(config.task(seed), config.d_model))

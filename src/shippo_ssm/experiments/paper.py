@@ -1,0 +1,21 @@
+"""The paper's own numbers, from the one file that holds them, `paper_numbers.json`."""
+
+from __future__ import annotations
+
+import functools
+import json
+from importlib import resources
+
+from shippo_ssm.lab.experiment import PaperTable
+
+
+@functools.cache
+def paper_numbers() -> dict[str, PaperTable]:
+    """The tables of the paper by key."""
+    text = resources.files("shippo_ssm.experiments").joinpath("paper_numbers.json").read_text()
+    return {key: PaperTable(**table) for key, table in json.loads(text)["tables"].items()}
+
+
+def paper_tables(*keys: str) -> tuple[PaperTable, ...]:
+    """The tables of these keys."""
+    return tuple(paper_numbers()[key] for key in keys)

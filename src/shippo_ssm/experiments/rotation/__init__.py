@@ -1,0 +1,1 @@
+"""Transported recall on quarter turns: the claim and its memory."""

@@ -1,0 +1,110 @@
+"""What the pages show of results: `docs/results.md`, the table in the README, and the pictures in `docs/_static`.
+
+Numbers come from the committed files of `results/` through the experiments' own tables, never by hand; the tests compare both
+pages with what this file renders. `python docs/generate.py` writes them again after a result has changed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+from shippo_ssm.lab.experiment import Experiment, FinishedRow, Result, paper_row
+from shippo_ssm.lab.pictures import overview, reconstruction
+from shippo_ssm.lab.tables import as_markdown, budget, number, our_number
+
+PAGE, README, STATIC = "docs/results.md", "README.md", "docs/_static"
+MARKS = ("<!-- results -->\n", "<!-- end of results -->")
+HEAD = """# Results
+
+Our numbers over the paper's, with a verdict per row. This page is made by `python docs/generate.py` from the files in
+`results/`, which `shippo run NAME` writes (as `runs/NAME/result.json`); `shippo table NAME` prints the same tables. Where a row
+says *does not hold*, it does not.
+
+| experiment | committed result | budget | make it again |
+|---|---|---|---|"""
+
+
+def anchor(title: str) -> str:
+    """The anchor that Sphinx and code forges give a heading."""
+    return "".join(letter for letter in title.lower().replace(" ", "-") if letter.isalnum() or letter == "-")
+
+
+def share(experiment: Experiment, row: FinishedRow) -> str:
+    """How many of the paper's steps a row took, where an experiment has a preset of the paper's size and this is less."""
+    if "paper" not in experiment.presets:
+        return ""
+    whole = next(config.steps for config in experiment.rows("paper") if config.name == row.name)
+    steps = row.config["steps"]
+    return f" ({steps:,} of {whole:,} steps)" if steps < whole else ""
+
+
+def with_table(readme: str, table: str) -> str:
+    """The README with `table` between its marks."""
+    before, rest = readme.split(MARKS[0])
+    return before + MARKS[0] + table + MARKS[1] + rest.split(MARKS[1])[1]
+
+
+@dataclass(frozen=True)
+class Pages:
+    """The pages of a checkout.
+
+    Args:
+        root: its folder.
+        experiments: what the pages show, in order.
+    """
+
+    root: Path
+    experiments: tuple[Experiment, ...]
+
+    def found(self) -> Iterable[tuple[Experiment, Result | None]]:
+        """Every experiment and its committed result, or `None`."""
+        for experiment in self.experiments:
+            path = self.root / "results" / f"{experiment.name}.json"
+            yield experiment, Result.read(path) if path.exists() else None
+
+    def results_page(self) -> str:
+        """docs/results.md."""
+        parts, sections = [HEAD], []
+        for experiment, result in self.found():
+            name, title = experiment.name, experiment.title
+            where, size = ("none yet", "") if result is None else (f"`results/{name}.json`", budget(result))
+            parts.append(f"| [{title}](#{anchor(title)}) | {where} | {size} | `shippo run {name}` ({experiment.wall_time}) |")
+            missing = f"No result is committed; `shippo run {name}` makes one."
+            body = missing if result is None else as_markdown(experiment, result)
+            picture = f"\n![{title}](_static/{name}.png)\n" if (self.root / STATIC / f"{name}.png").exists() else ""
+            sections.append(f"\n## {title}\n\n{experiment.claim}\n\n*{experiment.protocol}.*\n\n{body}\n{picture}")
+        return "\n".join(parts) + "\n" + "".join(sections)
+
+    def readme_table(self) -> str:
+        """The table of results in the README."""
+        lines = ["| what | ours | paper | how |", "|---|---|---|---|"]
+        for experiment, result in self.found():
+            columns = {column.key: column for column in experiment.columns}
+            how = f"[`shippo run {experiment.name}`](docs/results.md#{anchor(experiment.title)})"
+            for name, metric, words in experiment.highlights:
+                theirs = number(paper_row(experiment.tables, name).get(metric), columns[metric].format)
+                row = None if result is None else result.rows.get(name)
+                ours = "not committed"
+                if row is not None and metric in row.metrics:
+                    ours = our_number(row, columns[metric]) + share(experiment, row)
+                lines.append(f"| {words} | {ours} | {theirs} | {how} |")
+        return "\n".join(lines) + "\n"
+
+    def pictures(self) -> dict[str, Callable[[Path], object]]:
+        """File name -> what draws it; figures of experiments only where a result is committed."""
+        drawn: dict[str, Callable[[Path], object]] = {"reconstruction.png": reconstruction, "overview.png": overview}
+        for experiment, result in self.found():
+            if result is not None and experiment.figure is not None:
+                drawn[f"{experiment.name}.png"] = partial(experiment.figure, result)
+        return drawn
+
+    def write(self) -> None:
+        """Draw the pictures and write both pages."""
+        for name, draw in self.pictures().items():
+            draw(self.root / STATIC / name)
+        readme = self.root / README
+        readme.write_text(with_table(readme.read_text(encoding="utf-8"), self.readme_table()), encoding="utf-8")
+        (self.root / PAGE).write_text(self.results_page(), encoding="utf-8")

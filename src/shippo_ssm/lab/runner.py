@@ -1,0 +1,261 @@
+"""Run an experiment: cut it into units, train them in one or several processes, keep what is finished, show how far it is.
+
+A unit is a row and the seeds that train together. Units are handed to `jobs` worker processes as they become free; a
+worker writes its own checkpoints and its own result file and sends progress back. The numbers depend on neither the
+number of workers nor on interruptions.
+
+`run` returns the result it wrote to `result.json`. Ctrl-C ends the workers; what they had saved is where
+`resume=True` continues.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import multiprocessing
+import os
+import queue
+import shutil
+import signal
+import time
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+
+from shippo_ssm.lab.experiment import Experiment, Progress, Result, RowResult, Session
+from shippo_ssm.lab.memory import keep_freed_memory
+from shippo_ssm.lab.progress import Display, make_display
+from shippo_ssm.lab.store import as_json, read_json, versions, write_json
+
+Train = Callable[[Any, tuple[int, ...], Session], RowResult]
+
+
+class Unit(NamedTuple):
+    """A row and the seeds of it that train together."""
+
+    index: int
+    config: Any
+    seeds: tuple[int, ...]
+    cost: float = 1.0
+
+    @property
+    def name(self) -> str:
+        return f"{self.config.name}.s{self.seeds[0]}-s{self.seeds[-1]}"
+
+
+class Failure(NamedTuple):
+    """A unit that raised, with its traceback as text."""
+
+    unit: int
+    error: str
+    trace: str
+
+
+def cut(rows: tuple[Any, ...], experiment: Experiment) -> list[Unit]:
+    """Rows -> units of at most `experiment.stack` seeds."""
+    units = []
+    for config in rows:
+        for start in range(0, config.num_seeds, experiment.stack):
+            seeds = config.seeds[start : start + experiment.stack]
+            units.append(Unit(len(units), config, seeds, experiment.cost(config)))
+    return units
+
+
+def finish_unit(train: Train, unit: Unit, folder: Path, notify: Callable[[Progress], None]) -> None:
+    """Train one unit to the end and write its result file; the checkpoint goes when the file is there."""
+    checkpoint = folder / "checkpoints" / f"{unit.name}.safetensors"
+    begun = time.monotonic()
+    result = train(unit.config, unit.seeds, Session(unit.index, checkpoint, notify))
+    for name, values in result.metrics.items():
+        if len(values) != len(unit.seeds):
+            raise ValueError(
+                f"metric {name!r} of row {unit.config.name!r} has {len(values)} numbers for {len(unit.seeds)} seeds"
+            )
+    seconds = result.notes.pop("train_seconds", time.monotonic() - begun)
+    write_json(folder / "units" / f"{unit.name}.json", {"seconds": seconds, **dataclasses.asdict(result)})
+    checkpoint.unlink(missing_ok=True)
+
+
+def _work(train: Train, units: list[Unit], folder: Path, threads: int, tasks, events) -> None:
+    # Ctrl-C reaches the whole process group; only the parent answers it, and ends its workers.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    torch.set_num_threads(threads)
+    keep_freed_memory()
+    while True:
+        index = tasks.get()
+        if index is None:
+            return
+        try:
+            finish_unit(train, units[index], folder, events.put)
+            events.put(index)
+        except Exception as error:
+            events.put(Failure(index, str(error), traceback.format_exc()))
+            return
+
+
+def _serial(experiment: Experiment, units: list[Unit], folder: Path, display: Display) -> None:
+    for unit in units:
+        finish_unit(experiment.train, unit, folder, display.progress)
+        display.finished(unit.index)
+
+
+def _parallel(experiment: Experiment, units: list[Unit], folder: Path, display: Display, jobs: int) -> None:
+    context = multiprocessing.get_context("spawn")
+    tasks, events = context.Queue(), context.Queue()
+    table = {unit.index: unit for unit in units}
+    whole = [table.get(index) for index in range(max(table) + 1)]
+    for unit in sorted(units, key=lambda unit: unit.cost, reverse=True):
+        tasks.put(unit.index)
+    for _ in range(jobs):
+        tasks.put(None)
+    threads = max(1, (os.cpu_count() or 1) // jobs)
+    workers = [
+        context.Process(target=_work, args=(experiment.train, whole, folder, threads, tasks, events), daemon=True)
+        for _ in range(jobs)
+    ]
+    for worker in workers:
+        worker.start()
+    left = len(units)
+    try:
+        while left:
+            try:
+                event = events.get(timeout=1.0)
+            except queue.Empty:
+                if not any(worker.is_alive() for worker in workers):
+                    raise RuntimeError(
+                        "the worker processes ended before their work was done; run again with --resume"
+                    ) from None
+                continue
+            if isinstance(event, Failure):
+                raise RuntimeError(f"row {table[event.unit].config.name!r} failed: {event.error}\n{event.trace}")
+            if isinstance(event, Progress):
+                display.progress(event)
+            else:
+                display.finished(event)
+                left -= 1
+    finally:
+        for worker in workers:
+            if left:
+                worker.terminate()
+            worker.join()
+
+
+def assemble(
+    experiment: Experiment, rows: tuple[Any, ...], units: list[Unit], folder: Path, manifest: dict[str, Any]
+) -> Result:
+    """Join the finished units into rows and write `result.json`; a row with an unfinished unit is left out."""
+    finished = []
+    for config in rows:
+        files = [folder / "units" / f"{unit.name}.json" for unit in units if unit.config.name == config.name]
+        if not all(file.exists() for file in files):
+            continue
+        parts = [read_json(file) for file in files]
+        joined = RowResult(**{key: parts[0][key] for key in ("metrics", "curves", "notes")})
+        for part in parts[1:]:
+            for name, values in part["metrics"].items():
+                joined.metrics[name] = joined.metrics[name] + values
+            for name, evaluations in part["curves"].items():
+                if name != "step":
+                    joined.curves[name] = [a + b for a, b in zip(joined.curves[name], evaluations)]
+        seconds = sum(part["seconds"] for part in parts)
+        row = {"name": config.name, "label": config.label, "config": as_json(config), "seeds": list(config.seeds)}
+        finished.append({**row, "seconds": seconds, **dataclasses.asdict(joined)})
+    content = {**manifest, "complete": len(finished) == len(rows), "rows": finished}
+    write_json(folder / "result.json", content)
+    return Result.from_json(content, str(folder / "result.json"))
+
+
+def _open_folder(folder: Path, manifest: dict[str, Any], resume: bool, force: bool) -> dict[str, Any]:
+    """The manifest to go on with; refuses to mix two runs or to overwrite one unasked."""
+    path = folder / "manifest.json"
+    if path.exists() and not force:
+        if not resume:
+            raise ValueError(
+                f"{folder} holds a run already; continue it with --resume, replace it with --force, or choose --out"
+            )
+        earlier = read_json(path)
+        for key in ("experiment", "preset", "configs"):
+            if earlier[key] != manifest[key]:
+                raise ValueError(
+                    f"{folder} holds a run with another {key}; continue it with the same options, or choose another --out"
+                )
+        return earlier
+    if force:
+        for name in ("units", "checkpoints"):
+            shutil.rmtree(folder / name, ignore_errors=True)
+        (folder / "result.json").unlink(missing_ok=True)
+    write_json(path, manifest)
+    return manifest
+
+
+def run(
+    experiment: Experiment,
+    preset: str | None = None,
+    *,
+    seeds: int | None = None,
+    jobs: int | None = None,
+    out: Path | None = None,
+    resume: bool = False,
+    force: bool = False,
+    only: tuple[str, ...] = (),
+    display: Display | None = None,
+) -> Result:
+    """Train the rows of an experiment and write `result.json`.
+
+    Args:
+        preset: a name of `experiment.presets`; by default the first.
+        seeds: number of seeds, instead of the preset's.
+        jobs: worker processes; by default one per core, at most one per unit. One job runs in this process.
+        out: folder of the run; by default runs/NAME, or runs/NAME-PRESET.
+        resume: continue what the folder holds.
+        force: replace what the folder holds.
+        only: names of the rows to train; by default all.
+        display: where progress goes; by default a live bar on a terminal and plain lines elsewhere.
+
+    Returns:
+        The result, also on disk.
+
+    Raises:
+        ValueError: unknown preset or row, or a folder that holds another run.
+    """
+    preset = preset or experiment.default_preset
+    rows = experiment.rows(preset)
+    unknown = set(only) - {row.name for row in rows}
+    if unknown:
+        names = ", ".join(row.name for row in rows)
+        raise ValueError(f"{experiment.name}: `only` names {', '.join(sorted(unknown))}; expected rows among {names}")
+    rows = tuple(row for row in rows if not only or row.name in only)
+    if seeds is not None:
+        if seeds < 1:
+            raise ValueError(f"{experiment.name}: `seeds` is {seeds}; expected a number of seeds, 1 or more")
+        rows = tuple(dataclasses.replace(row, num_seeds=seeds) for row in rows)
+    folder = out or experiment.folder(preset)
+    manifest = {
+        "experiment": experiment.name,
+        "preset": preset,
+        "configs": [as_json(row) for row in rows],
+        "versions": versions(),
+        "wall_seconds": 0.0,
+    }
+    manifest = _open_folder(folder, manifest, resume, force)
+    units = cut(rows, experiment)
+    open_units = [unit for unit in units if not (folder / "units" / f"{unit.name}.json").exists()]
+    jobs = min(jobs or os.cpu_count() or 1, max(1, len(open_units)))
+    display = display or make_display()
+    begun, earlier = time.monotonic(), manifest["wall_seconds"]
+    try:
+        with display.show(experiment.name, units, {unit.index for unit in open_units}, jobs):
+            if jobs == 1:
+                _serial(experiment, open_units, folder, display)
+            elif open_units:
+                _parallel(experiment, open_units, folder, display, jobs)
+    finally:
+        manifest["wall_seconds"] = earlier + time.monotonic() - begun
+        write_json(folder / "manifest.json", manifest)
+        with contextlib.suppress(OSError):
+            (folder / "checkpoints").rmdir()
+        result = assemble(experiment, rows, units, folder, manifest)
+    return result

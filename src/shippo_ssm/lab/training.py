@@ -1,0 +1,161 @@
+"""Train one model with AdamW and score it, so that a kill at any moment costs a minute and no number.
+
+Data path of `fit`: `loss_at(step)` gives the loss of a step, a function of the step alone; `evaluate()` the numbers of a
+learning curve; `scores` what is measured at the end, part by part. One checkpoint holds everything that a run needs to
+continue: parameters, AdamW moments, the step, the curves, and the scores that are there already. A run that was killed repeats
+the steps since its last checkpoint and ends with the same numbers.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from shippo_ssm.lab.experiment import Session, TrainConfig
+from shippo_ssm.layers import weight_decay_groups
+
+SAVE_SECONDS = 60.0
+
+
+class Score(NamedTuple):
+    """One part of what is measured after training."""
+
+    name: str
+    cost: float
+    """Time that it takes, in any unit that the parts share."""
+    measure: Callable[[Callable[[float], None]], dict[str, Any]]
+    """Gives JSON-able numbers; calls its argument with the fraction that is done."""
+
+
+def measure(
+    scores: Iterable[Score],
+    known: dict[str, dict[str, Any]] | None = None,
+    *,
+    on_part: Callable[[], None] = lambda: None,
+    on_cost: Callable[[float], None] = lambda cost: None,
+) -> dict[str, dict[str, Any]]:
+    """Measure every part that `known` does not have yet, put it there, and return `known`.
+
+    Args:
+        scores: the parts.
+        known: numbers by the name of the part.
+        on_part: called when a part is done.
+        on_cost: called with the cost of what is done so far.
+    """
+    known, before = {} if known is None else known, 0.0
+    for part in scores:
+        if part.name not in known:
+            known[part.name] = part.measure(lambda share, part=part, before=before: on_cost(before + share * part.cost))
+            on_part()
+        before += part.cost
+    return known
+
+
+class Fitted(NamedTuple):
+    """What `fit` gives: learning curves, scores by part, and `notes` for a `RowResult`."""
+
+    curves: dict[str, list[Any]]
+    scores: dict[str, dict[str, Any]]
+    notes: dict[str, Any]
+
+
+def fit(
+    model: nn.Module,
+    config: TrainConfig,
+    session: Session,
+    *,
+    loss_at: Callable[[int], tuple[Tensor, int]],
+    evaluate: Callable[[], dict[str, float]],
+    scores: tuple[Score, ...],
+    score_steps: int,
+    rate: Callable[[int], float] = lambda step: 1.0,
+) -> Fitted:
+    """Train a model by AdamW and measure its scores; one seed.
+
+    Args:
+        model: its parameters are as they start.
+        loss_at: step -> (what is minimised, the number of tokens in it).
+        evaluate: the numbers of the learning curves, every `config.eval_every` steps and at the end.
+        scores: what is measured after the last step.
+        score_steps: how many training steps take as long as that, for the estimate of the end.
+        rate: step -> factor of the learning rate.
+
+    Returns:
+        Curves, scores, and as notes the parameter count, the training speed and the time.
+    """
+    optimiser = torch.optim.AdamW(weight_decay_groups(model, config.weight_decay), lr=config.learning_rate)
+    meta: dict[str, Any] = {"step": 0, "curves": {"step": []}, "scores": {}, "seconds": 0.0, "tokens": 0, "train_seconds": 0.0}
+    restored = session.restore()
+    if restored is not None:
+        meta = restored[1]
+        _put_back(model, optimiser, restored[0], meta["step"])
+    begun, earlier = time.monotonic(), meta["seconds"]
+    total, all_costs = config.steps + score_steps, sum(part.cost for part in scores)
+    shown: dict[str, float] = {}
+
+    def save() -> None:
+        meta["seconds"] = earlier + time.monotonic() - begun
+        session.save(_pack(model, optimiser), meta)
+
+    saved = told = begun
+    for step in range(meta["step"], config.steps):
+        started = time.monotonic()
+        for group in optimiser.param_groups:
+            group["lr"] = config.learning_rate * rate(step)
+        loss, num_tokens = loss_at(step)
+        optimiser.zero_grad()
+        loss.backward()
+        nn.utils.clip_grad_norm_(model.parameters(), config.clip)
+        optimiser.step()
+        now = time.monotonic()
+        meta["step"] = step + 1
+        meta["tokens"] += num_tokens
+        meta["train_seconds"] += now - started
+        evaluated = (step + 1) % config.eval_every == 0 or step + 1 == config.steps
+        if evaluated:
+            shown = {"loss": float(loss.detach()), **evaluate()}
+            meta["curves"]["step"].append(step + 1)
+            for name, number in shown.items():
+                meta["curves"].setdefault(name, []).append([number])
+        if evaluated or now - saved > SAVE_SECONDS:
+            saved = now
+            save()
+        if evaluated or now - told > 0.5:
+            told = now
+            session.report(step + 1, total, **(shown or {"loss": float(loss.detach())}))
+
+    def on_cost(cost: float) -> None:
+        session.report(config.steps + int(score_steps * cost / all_costs), total, **shown)
+
+    measure(scores, meta["scores"], on_part=save, on_cost=on_cost)
+    notes = {
+        "parameters": sum(parameter.numel() for parameter in model.parameters()),
+        "tokens_per_second": meta["tokens"] / max(meta["train_seconds"], 1e-9),
+        "train_seconds": earlier + time.monotonic() - begun,
+    }
+    return Fitted(meta["curves"], meta["scores"], notes)
+
+
+MOMENTS = ("exp_avg", "exp_avg_sq")
+
+
+def _pack(model: nn.Module, optimiser: torch.optim.Optimizer) -> dict[str, Tensor]:
+    tensors: dict[str, Tensor] = {}
+    for name, parameter in model.named_parameters():
+        tensors[f"model.{name}"] = parameter
+        state = optimiser.state.get(parameter, {})
+        tensors |= {f"{moment}.{name}": state[moment] for moment in MOMENTS if moment in state}
+    return tensors
+
+
+@torch.no_grad()
+def _put_back(model: nn.Module, optimiser: torch.optim.Optimizer, tensors: dict[str, Tensor], step: int) -> None:
+    for name, parameter in model.named_parameters():
+        parameter.copy_(tensors[f"model.{name}"])
+        if f"exp_avg.{name}" in tensors:
+            moments = {moment: tensors[f"{moment}.{name}"] for moment in MOMENTS}
+            optimiser.state[parameter] = {"step": torch.tensor(float(step)), **moments}
