@@ -186,7 +186,7 @@ def test_suffix_scores_the_weights_that_were_trained(smoke_runs):
     assert set(counterfactual.rows) == {"normal", "zeroed", "identity"}
     assert counterfactual.rows["normal"].metrics["exact_512"] == trained.rows["struct-split"].metrics["exact_512"]
     config, notes = read_checkpoint(folder / "runs" / "mqar-smoke" / "weights" / "struct-split.s0")
-    assert (config.mixer, notes["steps"]) == ("split", 6)
+    assert (config.right, notes["steps"]) == ("split", 6)
     # Trained here and now, the same model comes out.
     row = next(row for row in mqar.smoke() if row.name == "struct-split")
     fresh = build_model(row, 0)
