@@ -9,11 +9,13 @@ import math
 import pytest
 import torch
 
+from shippo_ssm.collapse import collapse_of_model
 from shippo_ssm.experiments import get
 from shippo_ssm.experiments.rotation import claim as rotation
-from shippo_ssm.experiments.rotation.memory import RotationConfig, RotationMemory
+from shippo_ssm.experiments.rotation.memory import RotationConfig, RotationModel
 from shippo_ssm.lab.experiment import Result, Session
 from shippo_ssm.lab.store import checkout
+from shippo_ssm.layers import identity_right
 from shippo_ssm.tasks.mqar import operation_library
 
 SMALL = RotationConfig(num_keys=8, num_groups=32, d_state=8, start_step=1.0)
@@ -24,35 +26,35 @@ def signed_operations() -> torch.Tensor:
     return torch.where(operations > 15, operations - 31, operations)
 
 
-def solved(right: str) -> RotationMemory:
+def solved(right: str) -> RotationModel:
     """The solution written down: orthogonal keys, an odd embedding, exact quarter turns, a linear readout."""
-    model = RotationMemory(dataclasses.replace(SMALL, right=right))
+    model = RotationModel(dataclasses.replace(SMALL, right=right))
     operations = signed_operations()
     with torch.no_grad():
         keys = torch.eye(8).repeat(2, 1)[:9].unsqueeze(1).expand(-1, 32, -1)
-        model.write.copy_(keys)
-        model.read.copy_(keys)
-        model.log_decay.fill_(-20.0)
+        model.memory.write.copy_(keys)
+        model.memory.read.copy_(keys)
+        model.memory.log_decay.fill_(-20.0)
         # e(a) is the a-th axis, e(31 - a) its negative, e(0) nothing: an answer is 0 where no axis says otherwise.
-        model.value.weight.zero_()
+        model.memory.value.weight.zero_()
         for a in range(1, 16):
-            model.value.weight[a, a] = 1.0
-            model.value.weight[31 - a, a] = -1.0
-        model.readout.weight.copy_(model.value.weight[:31])
-        model.readout.bias.zero_()
-        model.readout.bias[0] = 0.5
+            model.memory.value.weight[a, a] = 1.0
+            model.memory.value.weight[31 - a, a] = -1.0
+        model.head.weight.copy_(model.memory.value.weight[:31])
+        model.head.bias.zero_()
+        model.head.bias[0] = 0.5
         if right == "split":
-            model.coords.zero_()
-            model.coords[..., :4] = -30.0
+            model.memory.coords.zero_()
+            model.memory.coords[..., :4] = -30.0
             pairs = [(i, j) for i in range(4) for j in range(i + 1, 4)]
             for k, operation in enumerate(operations):
                 for index, (i, j) in enumerate(pairs):
                     # Rot_ij turns row i to -sin e_j: the angle of e_i -> e_j is -pi/2.
-                    model.coords[k, :, 4 + index] = -operation[i, j] * math.pi / 2
+                    model.memory.coords[k, :, 4 + index] = -operation[i, j] * math.pi / 2
         elif right == "dense":
-            model.coords.zero_()
+            model.memory.coords.zero_()
             generators = (operations - operations.mT) / 2 * math.pi / 2
-            model.coords[:13] = generators.flatten(1).unsqueeze(1)
+            model.memory.coords[:13] = generators.flatten(1).unsqueeze(1)
     return model
 
 
@@ -60,14 +62,14 @@ def solved(right: str) -> RotationMemory:
 def test_the_solution_is_in_reach(right):
     """With exact quarter turns every answer is right, at lengths far beyond training; R -> I leaves what is untouched."""
     model = solved(right)
-    assert model.distance_from_isometry() < 1e-9
-    turns = model.right_actions()[:13, 0]
+    assert model.memory.distance_from_isometry() < 1e-9
+    turns = model.memory.actions()[:13, 0]
     torch.testing.assert_close(turns, signed_operations(), atol=1e-5, rtol=0)
     for length in (24, 200):
         scores = SMALL.task(0, length, 3).evaluate(model, 20, 10)
         assert scores.exact == 1.0
-    model.use_right = False
-    scores = SMALL.task(0, 24, 3).evaluate(model, 100, 50)
+    with identity_right(model):
+        scores = SMALL.task(0, 24, 3).evaluate(model, 100, 50)
     assert scores.bins[0]["exact"] == 1.0
     assert scores.exact < scores.untouched_exact + 0.05
 
@@ -75,15 +77,27 @@ def test_the_solution_is_in_reach(right):
 def test_no_right_action_cannot():
     """The same written-down model without a right action answers as R -> I does."""
     without, turned_off = solved("none"), solved("split")
-    turned_off.use_right = False
+    tokens = SMALL.task(0, 30, 3).batch(range(4)).tokens
+    with torch.no_grad(), identity_right(turned_off):
+        torch.testing.assert_close(without(tokens), turned_off(tokens))
+
+
+def test_the_memory_is_a_mixer():
+    """It continues from its state, and says its actions to an audit."""
+    memory = solved("dense").memory
     tokens = SMALL.task(0, 30, 3).batch(range(4)).tokens
     with torch.no_grad():
-        torch.testing.assert_close(without(tokens), turned_off(tokens))
+        whole = memory(tokens)
+        _, state = memory(tokens[:, :11], output_state=True)
+        torch.testing.assert_close(memory(tokens[:, 11:], state), whole[:, 11:])
+    assert {row.layer for row in collapse_of_model(memory, tokens)} == {"RotationMemory"}
+    with pytest.raises(ValueError, match="expected integers"):
+        memory(tokens.float())
 
 
 def test_interface_is_aligned_with_the_coordinates():
     """One embedding, one readout: exchanging two coordinates of the values exchanges their answers where nothing turns."""
-    model = RotationMemory(dataclasses.replace(SMALL, right="none"))
+    model = RotationModel(dataclasses.replace(SMALL, right="none"))
     tokens = SMALL.task(0, 30, 3).batch(range(4)).tokens
     swapped = tokens[..., [0, 1, 2, 4, 3, 5, 6]]
     with torch.no_grad():

@@ -33,9 +33,10 @@ import torch
 
 from shippo_ssm.experiments.mqar.recall import flatten_scores, query_loss, scores_of_lengths, train_recall
 from shippo_ssm.experiments.rotation.figure import rotation_figure
-from shippo_ssm.experiments.rotation.memory import RotationConfig, RotationMemory
+from shippo_ssm.experiments.rotation.memory import RotationConfig, RotationModel
 from shippo_ssm.lab.experiment import Column, Experiment, Highlight, Result, RowResult, Session, Verdict
 from shippo_ssm.lab.training import measure
+from shippo_ssm.layers import identity_right
 from shippo_ssm.tasks.mqar import TransportMQAR
 
 
@@ -67,7 +68,7 @@ def train(config: RotationConfig, seeds: tuple[int, ...], session: Session) -> R
     (seed,) = seeds
     with torch.random.fork_rng():
         torch.manual_seed(seed)
-        model = RotationMemory(config)
+        model = RotationModel(config)
     last_length, last_active = config.curriculum[-1][1:]
 
     def task_of(length: int) -> TransportMQAR:
@@ -80,11 +81,12 @@ def train(config: RotationConfig, seeds: tuple[int, ...], session: Session) -> R
         train_task=lambda step: config.task(seed, *config.stage(step)),
         task_of=task_of,
         train_length=last_length,
-        loss_of=lambda events: query_loss(model, events) + config.isometry * model.distance_from_isometry(),
+        loss_of=lambda events: query_loss(model, events) + config.isometry * model.memory.distance_from_isometry(),
         rate=lambda step: rate(config, step),
     )
-    model.use_right = False
-    metrics, profiles = flatten_scores(measure(scores_of_lengths(config, task_of, model)), prefix="identity_")
+    with identity_right(model):
+        without = measure(scores_of_lengths(config, task_of, model))
+    metrics, profiles = flatten_scores(without, prefix="identity_")
     result.metrics |= {name: numbers for name, numbers in metrics.items() if "untouched" not in name}
     result.curves |= {name: numbers for name, numbers in profiles.items() if "untouched" not in name}
     return result

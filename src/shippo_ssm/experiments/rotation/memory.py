@@ -19,6 +19,7 @@ from torch import Tensor, nn
 
 from shippo_ssm.actions import get_family
 from shippo_ssm.experiments.mqar.recall import RecallConfig
+from shippo_ssm.layers import Mixer, Segment
 from shippo_ssm.scan import transport_scan
 from shippo_ssm.tasks.mqar import BIND, MODULUS, OP, WIDTH, TransportMQAR
 
@@ -59,18 +60,19 @@ class RotationConfig(RecallConfig):
         return self.shared(TransportMQAR, library="rotation", length=length, num_active=num_active, rebind=False, seed=seed)
 
 
-class RotationMemory(nn.Module):
-    """tokens [B, T, 7] -> logits [B, T, 4, 31] by one transported memory with a coordinate-aligned value interface.
+class RotationMemory(Mixer[Tensor]):
+    """tokens [B, T, 7] -> [B, T, 4, G] by one transported memory: what is read from column j, relative to all four columns.
+
+    Its state is the memory [B, G, N, P].
 
     Args:
         config: geometry and family.
-
-    Attributes:
-        use_right: `False` is the intervention R -> I.
     """
 
+    takes_gaps = False
+
     def __init__(self, config: RotationConfig) -> None:
-        super().__init__()
+        super().__init__(d_model=3 + WIDTH)
         groups, order = config.num_groups, config.d_state
         self.num_operations = config.task(0, 1, 1).num_operations
         num_types = self.num_operations + 2
@@ -83,31 +85,64 @@ class RotationMemory(nn.Module):
         self.coords = nn.Parameter(start + config.start_scale * torch.randn(start.shape))
         self.raw_step = nn.Parameter(torch.full((num_types, groups), math.log(math.expm1(config.start_step))))
         self.log_decay = nn.Parameter(torch.full((groups, order), math.log(1e-3)))
-        self.readout = nn.Linear(groups, MODULUS)
-        self.use_right = True
 
-    def right_actions(self) -> Tensor:
+    def actions(self) -> Tensor:
         """R of every event type, [13 + 2, G, P, P]: the operations, BIND, QUERY."""
         return self.family.dense(self.coords, F.softplus(self.raw_step))
 
+    def right_actions(self, u: Tensor) -> Tensor | None:
+        """R [B, T, G, P, P] along tokens [B, T, 7]; `None` without a right action."""
+        return self.actions()[self.event(u)] if self.use_right and self.family.num_coordinates else None
+
     def distance_from_isometry(self) -> Tensor:
         """The mean of ||R^T R - I||_F^2 over event types and groups; 0 without a right action."""
-        right = self.right_actions()
+        right = self.actions()
         return (right.mT @ right - torch.eye(WIDTH)).square().sum((-2, -1)).mean()
 
-    def features(self, tokens: Tensor) -> Tensor:
-        """[B, T, 4, G]: what is read from column j, relative to what is read from all four."""
-        kind, key, operation, value = tokens[..., 0], tokens[..., 1], tokens[..., 2], tokens[..., 3:]
-        event = torch.where(kind == OP, operation, torch.where(kind == BIND, self.num_operations, self.num_operations + 1))
-        value = self.value(value).mT
-        right = self.right_actions()[event] if self.use_right and self.family.num_coordinates else None
-        step = F.softplus(self.raw_step)[event]
-        y, _ = transport_scan(value, self.write[key], self.read[key], step, -self.log_decay.exp(), right)
-        return F.rms_norm(y, (WIDTH,), eps=1e-6).mT
+    def event(self, tokens: Tensor) -> Tensor:
+        """The row of the controller's table for every token: its operation, or BIND, or QUERY."""
+        kind, operation = tokens[..., 0], tokens[..., 2]
+        return torch.where(kind == OP, operation, torch.where(kind == BIND, self.num_operations, self.num_operations + 1))
 
-    def head(self, features: Tensor) -> Tensor:
-        """[.., G] -> [.., 31], the same map for every coordinate."""
-        return self.readout(features)
+    def check(self, u: Tensor, attention_mask: Tensor | None = None, cu_seqlens: Tensor | None = None) -> Segment:
+        """Tokens are numbers, not vectors; whether there is a mask is all that `forward` asks."""
+        if u.ndim != 3 or u.shape[-1] != self.d_model or u.is_floating_point():
+            raise ValueError(
+                f"RotationMemory: `u` is {u.dtype} {tuple(u.shape)}; expected integer tokens [B, T, {self.d_model}]"
+            )
+        return Segment(attention_mask, cu_seqlens)
+
+    def run(self, u: Tensor, state: Tensor | None, segment: Segment) -> tuple[Tensor, Tensor]:
+        key, value = u[..., 1], self.value(u[..., 3:]).mT
+        step, drift = F.softplus(self.raw_step)[self.event(u)], -self.log_decay.exp()
+        y, state = transport_scan(
+            value,
+            self.write[key],
+            self.read[key],
+            step,
+            drift,
+            self.right_actions(u),
+            initial_state=state,
+            output_final_state=True,
+        )
+        assert state is not None
+        return F.rms_norm(y, (WIDTH,), eps=1e-6).mT, state
+
+    def init_state(self, batch_size: int) -> Tensor:
+        return self.write.new_zeros(batch_size, *self.write.shape[1:], WIDTH)
+
+
+class RotationModel(nn.Module):
+    """tokens [B, T, 7] -> logits [B, T, 4, 31]: the memory, and one linear map G -> 31 for every coordinate."""
+
+    def __init__(self, config: RotationConfig) -> None:
+        super().__init__()
+        self.memory = RotationMemory(config)
+        self.head = nn.Linear(config.num_groups, MODULUS)
+
+    def features(self, tokens: Tensor) -> Tensor:
+        """[B, T, 4, G]."""
+        return self.memory(tokens)
 
     def forward(self, tokens: Tensor) -> Tensor:
         return self.head(self.features(tokens))
