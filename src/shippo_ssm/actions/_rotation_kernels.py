@@ -39,6 +39,10 @@ class Lane:
     def __sub__(self, other: Lane) -> Lane:
         return self + -other
 
+    def __rsub__(self, other: float) -> Lane:
+        emit = self.tape.emit
+        return Lane(self.tape, emit.sub(emit.constant(other), self.vector), [(self, emit.constant(-1.0))])
+
     def __mul__(self, other: Lane | float) -> Lane:
         emit = self.tape.emit
         if not isinstance(other, Lane):
@@ -104,6 +108,10 @@ def build_rotation(dtype: str, width: int, sizes: tuple[int, ...], backward: boo
             sin, cos = sine_and_cosine(emit, x)
             cos = build.select(near, polynomial(emit, cosine_series(dtype), s), cos)
             sinc = build.select(near, polynomial(emit, sine_series(dtype), s), build.fdiv(sin, x))
+            # One step of Newton's iteration to cos^2 + sin^2 = 1: what is left is rounding without a preferred sign.
+            off = emit.fma(emit.mul(sinc, sinc), s, emit.fma(cos, cos, emit.constant(-1.0)))
+            half = emit.mul(off, emit.constant(-0.5))
+            cos, sinc = emit.fma(cos, half, cos), emit.fma(sinc, half, sinc)
             far = build.fdiv(emit.sub(cos, sinc), emit.add(safe, safe))
             moved = build.select(near, polynomial(emit, slopes, s), far)
             for place, vector in zip((angle, cosine, ratio, slope), (x, cos, sinc, moved)):

@@ -61,13 +61,13 @@ def rotation_matrix(turns: Sequence[Any], trig: Sequence[tuple[Any, Any]]) -> li
         ((w, ratio),) = trig
         # A v = axis x v for the axis (t_12, -t_02, t_01).
         x, y, z = (ratio * part * 0.5 for part in (turns[2], -turns[1], turns[0]))
-        squares = [part * part for part in (w, x, y, z)]
-        xy, xz, yz, wx, wy, wz = (a * b * 2.0 for a, b in ((x, y), (x, z), (y, z), (w, x), (w, y), (w, z)))
-        ww, xx, yy, zz = squares
+        xx, yy, zz, xy, xz, yz, wx, wy, wz = (
+            a * b * 2.0 for a, b in ((x, x), (y, y), (z, z), (x, y), (x, z), (y, z), (w, x), (w, y), (w, z))
+        )
         return [
-            ww + xx - yy - zz, xy - wz, xz + wy,
-            xy + wz, ww - xx + yy - zz, yz - wx,
-            xz - wy, yz + wx, ww - xx - yy + zz,
+            1.0 - (yy + zz), xy - wz, xz + wy,
+            xy + wz, 1.0 - (xx + zz), yz - wx,
+            xz - wy, yz + wx, 1.0 - (xx + yy),
         ]  # fmt: skip
     left, right = (
         quaternion_matrix(cos, [ratio * part for part in half], sign)
