@@ -24,9 +24,9 @@ FAMILIES = {
     "split": lambda: SplitFlow(4),
     "split, rank 2": lambda: SplitFlow(3, rank=2).double(),
     "split, rotations": lambda: SplitFlow(3, diagonal=False, shears=False),
-    "split, bounded": lambda: SplitFlow(3, rank=1, bounded=True).double(),
+    "split, bounded": lambda: SplitFlow(3, bounded=True),
     "structured": lambda: Structured(3, rank=1).double(),
-    "structured, bounded": lambda: Structured(4, bounded=True),
+    "structured, bounded": lambda: Structured(4, rank=1, bounded=True).double(),
     "dense": lambda: DenseExp(3),
     "dense, bounded": lambda: DenseExp(3, bounded=True),
     "orthogonal, width 2": lambda: Orthogonal(2),
@@ -112,13 +112,12 @@ def product(right):
 @pytest.mark.parametrize("scale", [0.3, 3.0, 100.0])
 def test_no_action_exceeds_its_bound(family, scale):
     coords, step = operands(family, 50)
-    coords = coords * scale
+    # What may grow overflows at the largest scale.
+    coords = coords * (scale if family.stable else min(scale, 3.0))
     bound = family.growth_bound(coords, step)
     assert bound.shape == (50,)
     if family.stable:
         assert (bound <= 1 + 1e-12).all()
-    elif scale == 100.0:
-        pytest.skip("the norm of an action that may grow overflows")
     norm = torch.linalg.matrix_norm(family.dense(coords, step), 2)
     assert (norm <= bound * (1 + 1e-9)).all()
 
@@ -269,6 +268,7 @@ def test_compiles_and_vmaps(family):
         (lambda: Orthogonal(4).dense(torch.zeros(2, 6), -0.1), "Orthogonal: `step`"),
         (lambda: Orthogonal(3).dense(torch.full((3,), float("nan")), 1.0), "not finite"),
         (lambda: SplitFlow(2, rank=-1), "`rank` is -1"),
+        (lambda: SplitFlow(2, rank=1, bounded=True), "Structured"),
         (lambda: DenseExp(2).dense(torch.full((4,), float("inf")), 1.0), "not finite"),
         (lambda: DenseExp(2).dense(torch.zeros(4), torch.tensor(-1.0)), "expected >= 0"),
         (lambda: Lie(torch.zeros(2, 3, 2)), "square"),

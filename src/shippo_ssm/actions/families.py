@@ -121,16 +121,16 @@ class SplitFlow(Factored):
     79.8 in float32.
 
     Growth. Diagonals and rotations never lengthen a row. A shear by c can, by at most (|c| + sqrt(c^2 + 4)) / 2 =
-    exp(asinh(|c| / 2)), and a rank-one factor by exp((c p.q + |c| |p| |q|) / 2). `growth_bound` multiplies these, and
-    `bounded` divides R by them: then ||R||_2 <= 1 for every input, and a product without shears is left as it is. The
-    norms of the factors are known in closed form, where that of their product would take a singular value decomposition
-    per token.
+    exp(asinh(|c| / 2)). `growth_bound` multiplies these, and `bounded` divides R by them: then ||R||_2 <= 1 for every
+    input, and a product without shears is left as it is. The norms of shears are known in closed form, where that of
+    their product would take a singular value decomposition per token. Rank-one factors grow like an exponential and can
+    overflow before anything is divided; `Structured` bounds them inside its exponential.
 
     Args:
         width: P.
         diagonal, rotations, shears: which kinds of factors take part.
         rank: number of rank-one factors.
-        bounded: divide by the bound of what shears and rank-one factors can do.
+        bounded: divide by the bound of what shears can do; not with rank-one factors.
 
     Example:
         >>> import torch
@@ -152,6 +152,8 @@ class SplitFlow(Factored):
         bounded: bool = False,
     ) -> None:
         super().__init__(width, diagonal, rotations, shears, rank)
+        if bounded and rank:
+            raise ValueError(f"SplitFlow: `bounded` came with rank = {rank}; expected rank 0; use Structured(.., bounded=True)")
         self.bounded = bounded
 
     def dense(self, coords: Tensor, step: Tensor | float, *, backend: str = "auto") -> Tensor:
@@ -193,13 +195,12 @@ class SplitFlow(Factored):
     def generator(self, coords: Tensor) -> Tensor:
         """A = -Diag(softplus(d)) + sum theta Omega + sum eta N + sum zeta p q^T: what `dense` splits.
 
-        Bounded, a multiple of I is taken off: sum |eta| / 2 + sum (zeta p.q + |zeta| |p| |q|) / 2.
+        Bounded, the multiple sum |eta| / 2 of I is taken off.
         """
         whole = self.matrix(coords)
         if not self.bounded:
             return whole
-        shear, rank = self._growing(coords)
-        rate = (0.5 * shear.abs().sum(-1) + rank.sum(-1)).to(whole.dtype)
+        rate = 0.5 * self._eta(coords).abs().sum(-1)
         return whole - rate[..., None, None] * torch.eye(self.width, dtype=whole.dtype, device=whole.device)
 
     @property
@@ -207,28 +208,26 @@ class SplitFlow(Factored):
         return self.bounded or (not self.sizes[2] and self.p is None)
 
     def growth_bound(self, coords: Tensor, step: Tensor | float) -> Tensor:
-        """exp(-min_i step softplus(d_i)), times the norms of shears and rank-one factors unless these are divided by."""
+        """exp(-min_i step softplus(d_i)), times the norms of the shears unless these are divided by; with rank-one factors the
+        norm itself."""
+        if self.p is not None:
+            return super().growth_bound(coords, step)
         step = self.check(coords, step)
+        shrink = self._shrink(coords, step)[..., 0, 0]
         kept = self.coefficients(coords, step)[..., : self.sizes[0]]
-        bound = kept.amax(-1).exp() if self.sizes[0] else torch.ones_like(step * coords[..., 0])
-        return bound if self.bounded else bound / self._shrink(coords, step)[..., 0, 0]
+        bound = kept.amax(-1).exp() if self.sizes[0] else torch.ones_like(shrink)
+        return bound if self.bounded else bound / shrink
 
-    def _growing(self, coords: Tensor) -> tuple[Tensor, Tensor]:
-        """eta, and the rates (zeta p.q + |zeta| |p| |q|) / 2 >= 0 at which rank-one factors can grow."""
-        coords = coords.to(compute_dtype(coords.dtype))
-        start, inner = self.sizes[0] + self.sizes[1], sum(self.sizes)
-        eta, zeta = coords[..., start:inner], coords[..., inner:]
-        if self.p is None or self.q is None:
-            return eta, zeta
-        p, q = self.p.to(coords.dtype), self.q.to(coords.dtype)
-        return eta, 0.5 * (zeta * (p * q).sum(-1) + zeta.abs() * p.norm(dim=-1) * q.norm(dim=-1))
+    def _eta(self, coords: Tensor) -> Tensor:
+        """The coordinates of the shears."""
+        start = self.sizes[0] + self.sizes[1]
+        return coords[..., start : start + self.sizes[2]]
 
     def _shrink(self, coords: Tensor, step: Tensor) -> Tensor:
-        """One over the product of the norms of shears and rank-one factors, [.., 1, 1]."""
-        shear, rank = self._growing(coords)
-        step = step.to(shear.dtype).unsqueeze(-1)
-        growth = torch.asinh(0.5 * step * shear.abs()).sum(-1) + (step * rank).sum(-1)
-        return torch.exp(-growth)[..., None, None]
+        """One over the product of the norms of the shears, [.., 1, 1]."""
+        dtype = compute_dtype(coords.dtype)
+        coef = self._eta(coords).to(dtype) * step.to(dtype).unsqueeze(-1)
+        return torch.exp(-torch.asinh(0.5 * coef.abs()).sum(-1))[..., None, None]
 
 
 def contracted(generator: Tensor) -> Tensor:
