@@ -7,17 +7,39 @@ import math
 import pytest
 import torch
 
-from shippo_ssm.actions import DenseExp, Identity, Lie, Oracle, SplitFlow, expm, get_family
+from shippo_ssm.actions import (
+    DenseExp,
+    Dissipative,
+    Identity,
+    Lie,
+    Oracle,
+    Orthogonal,
+    SplitFlow,
+    Structured,
+    expm,
+    get_family,
+)
 
 FAMILIES = {
     "split": lambda: SplitFlow(4),
     "split, rank 2": lambda: SplitFlow(3, rank=2).double(),
     "split, rotations": lambda: SplitFlow(3, diagonal=False, shears=False),
+    "split, bounded": lambda: SplitFlow(3, bounded=True),
+    "structured": lambda: Structured(3, rank=1).double(),
+    "structured, bounded": lambda: Structured(4, rank=1, bounded=True).double(),
     "dense": lambda: DenseExp(3),
+    "dense, bounded": lambda: DenseExp(3, bounded=True),
+    "orthogonal, width 2": lambda: Orthogonal(2),
+    "orthogonal, width 3": lambda: Orthogonal(3),
+    "orthogonal, width 4": lambda: Orthogonal(4),
+    "orthogonal, width 5": lambda: Orthogonal(5),
+    "dissipative": lambda: Dissipative(4),
     "lie": lambda: Lie(torch.randn(2, 4, 4, dtype=torch.float64)),
     "identity": lambda: Identity(4),
     "oracle": lambda: Oracle(3),
 }
+STABLE = {name for name in FAMILIES if name.startswith(("orthogonal", "dissipative", "identity")) or name.endswith("bounded")}
+STABLE |= {"split, rotations"}
 
 
 @pytest.fixture(params=FAMILIES.values(), ids=FAMILIES.keys())
@@ -76,6 +98,77 @@ def test_step_broadcasts_and_half_types_are_kept(family):
     half = family.dense(coords.bfloat16(), torch.full((2, 5), 0.5, dtype=torch.bfloat16))
     assert half.dtype == torch.bfloat16
     torch.testing.assert_close(half.double(), family.dense(coords.bfloat16().double(), 0.5), rtol=0.05, atol=0.05)
+
+
+def product(right):
+    """The product of all matrices [T, P, P], pairwise."""
+    while len(right) > 1:
+        if len(right) % 2:
+            right = torch.cat([right, torch.eye(right.shape[-1], dtype=right.dtype)[None]])
+        right = right[0::2] @ right[1::2]
+    return right[0]
+
+
+@pytest.mark.parametrize("scale", [0.3, 3.0, 100.0])
+def test_no_action_exceeds_its_bound(family, scale):
+    coords, step = operands(family, 50)
+    # What may grow overflows at the largest scale.
+    coords = coords * (scale if family.stable else min(scale, 3.0))
+    bound = family.growth_bound(coords, step)
+    assert bound.shape == (50,)
+    if family.stable:
+        assert (bound <= 1 + 1e-12).all()
+    norm = torch.linalg.matrix_norm(family.dense(coords, step), 2)
+    assert (norm <= bound * (1 + 1e-9)).all()
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_families_say_whether_they_are_stable(name):
+    assert FAMILIES[name]().stable == (name in STABLE)
+
+
+@pytest.mark.parametrize("name", sorted(STABLE))
+def test_a_long_product_of_stable_actions_does_not_grow(name):
+    family = FAMILIES[name]().float()
+    coords = 100.0 * torch.randn(100_000, family.num_coordinates)
+    coords[:50_000] *= 1e-3
+    whole = product(family.dense(coords, torch.rand(100_000)).double())
+    assert torch.linalg.matrix_norm(whole, 2) <= 1 + 1e-3
+    if name.startswith("orthogonal"):
+        assert (whole @ whole.mT - torch.eye(family.width, dtype=torch.float64)).abs().max() <= 5e-4
+
+
+@pytest.mark.parametrize("kind", [SplitFlow, Structured, DenseExp])
+def test_bounding_leaves_what_cannot_grow_as_it_is(kind):
+    free, bounded = kind(4), kind(4, bounded=True)
+    coords = torch.zeros(60, 16)
+    if kind is DenseExp:
+        raw = torch.randn(60, 4, 4)
+        coords = (raw - raw.mT).flatten(1)
+    else:
+        coords[:, :10] = torch.randn(60, 10)
+    assert torch.equal(free.dense(coords, 0.7), bounded.dense(coords, 0.7))
+    other = torch.randn(60, 16) * 3.0
+    assert torch.linalg.matrix_norm(free.dense(other, 0.7), 2).max() > 1.5
+
+
+def test_structured_is_the_exponential_of_what_the_split_flow_splits():
+    split, whole = SplitFlow(4), Structured(4)
+    assert split.coordinates == whole.coordinates
+    assert torch.equal(split.init_coordinates(), whole.init_coordinates())
+    coords, step = operands(split, 40)
+    torch.testing.assert_close(whole.dense(coords, step), expm(step[:, None, None] * split.generator(coords)))
+
+
+@pytest.mark.parametrize("kind", [Orthogonal, Dissipative])
+@pytest.mark.parametrize("count", [3, 40])
+def test_stable_families_start_at_the_identity_exactly_and_with_a_slope(kind, count):
+    family = kind(4)
+    coords = family.init_coordinates().repeat(count, 1).requires_grad_()
+    right = family.dense(coords, 1.0)
+    assert torch.equal(right, torch.eye(4).expand(count, 4, 4))
+    (slope,) = torch.autograd.grad((right * torch.randn(4, 4)).sum(), coords)
+    assert (slope != 0).all()
 
 
 def test_split_flow_has_sixteen_named_coordinates_at_width_four():
@@ -140,13 +233,14 @@ def test_oracle_takes_matrices_and_flat_entries():
 
 
 def test_get_family():
-    for word, kind in (("split", SplitFlow), ("dense", DenseExp), ("none", Identity)):
+    words = {"orthogonal": Orthogonal, "dissipative": Dissipative, "structured": Structured}
+    for word, kind in {**words, "split": SplitFlow, "dense": DenseExp, "none": Identity}.items():
         found = get_family(word, 4)
         assert type(found) is kind
         assert found.width == 4
     own = SplitFlow(4, shears=False)
     assert get_family(own, 4) is own
-    with pytest.raises(ValueError, match="'split', 'dense', 'none'"):
+    with pytest.raises(ValueError, match="'split', 'structured', 'dense', 'none'"):
         get_family("splt", 4)
     with pytest.raises(ValueError, match="has width 4; expected 8"):
         get_family(own, 8)
@@ -171,7 +265,10 @@ def test_compiles_and_vmaps(family):
         (lambda: SplitFlow(4).act(torch.zeros(2, 3), torch.zeros(16), 1.0), "`state` has shape"),
         (lambda: SplitFlow(4).dense(torch.zeros(16, dtype=torch.int64), 1.0), "floating"),
         (lambda: SplitFlow(0), "`width` is 0"),
+        (lambda: Orthogonal(4).dense(torch.zeros(2, 6), -0.1), "Orthogonal: `step`"),
+        (lambda: Orthogonal(3).dense(torch.full((3,), float("nan")), 1.0), "not finite"),
         (lambda: SplitFlow(2, rank=-1), "`rank` is -1"),
+        (lambda: SplitFlow(2, rank=1, bounded=True), "Structured"),
         (lambda: DenseExp(2).dense(torch.full((4,), float("inf")), 1.0), "not finite"),
         (lambda: DenseExp(2).dense(torch.zeros(4), torch.tensor(-1.0)), "expected >= 0"),
         (lambda: Lie(torch.zeros(2, 3, 2)), "square"),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from shippo_ssm.actions import DenseExp, SplitFlow, expm
+from shippo_ssm.actions import DenseExp, Orthogonal, SplitFlow, expm
 from shippo_ssm.actions.kernels import choose_kernel
 
 # One width of each kind per dtype: whole vectors (P^2 a multiple of eight) and single numbers.
@@ -51,24 +51,46 @@ def test_expm_derivatives_of_first_and_second_order():
 
 
 @pytest.mark.parametrize(
-    ("dtype", "width", "options"),
-    [(torch.float32, 4, {}), (torch.float32, 4, {"rank": 1}), (torch.float64, 3, {}), (torch.float64, 3, {"diagonal": False})],
-    ids=["float32", "rank 1", "float64", "no diagonal"],
+    ("dtype", "family"),
+    [
+        (torch.float32, SplitFlow(4)),
+        (torch.float32, SplitFlow(4, rank=1)),
+        (torch.float64, SplitFlow(3)),
+        (torch.float64, SplitFlow(3, diagonal=False)),
+        (torch.float32, Orthogonal(4)),
+        (torch.float64, Orthogonal(3)),
+        (torch.float32, Orthogonal(2)),
+    ],
+    ids=["split", "rank 1", "split, float64", "no diagonal", "orthogonal", "orthogonal, width 3", "orthogonal, width 2"],
 )
-def test_split_product_agrees_with_torch(dtype, width, options):
-    flow = SplitFlow(width, **options).to(dtype)
-    coords = (2.0 * torch.randn(5, 21, flow.num_coordinates, dtype=dtype)).requires_grad_()
+def test_kernels_agree_with_torch(dtype, family):
+    width = family.width
+    coords = (2.0 * torch.randn(5, 21, family.num_coordinates, dtype=dtype)).requires_grad_()
     step = torch.rand(21, dtype=dtype).requires_grad_()
     cotangent = torch.randn(5, 21, width, width, dtype=dtype)
     results = {}
     for backend, kind in (("fused", dtype), ("torch", torch.float64)):
         wide = [tensor.to(kind) for tensor in (coords, step)]
-        right = flow.to(kind).dense(*wide, backend=backend)
+        right = family.to(kind).dense(*wide, backend=backend)
         results[backend] = [right, *torch.autograd.grad(right, (coords, step), cotangent.to(kind))]
     eps = torch.finfo(dtype).eps
     for ours, want in zip(results["fused"], results["torch"]):
         assert ours.shape == want.shape
         assert (ours.double() - want.double()).norm() <= 16 * eps * want.double().norm()
+
+
+def test_rotations_at_small_and_large_angles():
+    scales = torch.logspace(-12, 7, 203, dtype=torch.float64)[:, None]
+    coords = (scales * torch.randn(203, 3, dtype=torch.float64)).requires_grad_()
+    cotangent = torch.randn(203, 3, 3, dtype=torch.float64)
+    results = []
+    for backend in ("fused", "torch"):
+        right = Orthogonal(3).dense(coords, 1.0, backend=backend)
+        results.append((right, *torch.autograd.grad(right, coords, cotangent)))
+    for ours, want in zip(*results):
+        torch.testing.assert_close(ours, want, rtol=1e-7, atol=1e-8)
+    right = results[0][0]
+    assert (right @ right.mT - torch.eye(3, dtype=torch.float64)).abs().max() <= 4e-15
 
 
 def test_split_product_at_large_angles_and_decays():
@@ -85,9 +107,9 @@ def test_split_product_at_large_angles_and_decays():
     assert (entries.diagonal(dim1=-2, dim2=-1) > 0).all()
 
 
-def test_split_product_has_second_derivatives():
-    flow = SplitFlow(3)
-    coords = torch.randn(2, 9, dtype=torch.float64, requires_grad=True)
+@pytest.mark.parametrize("flow", [SplitFlow(3), Orthogonal(3)], ids=["split", "orthogonal"])
+def test_second_derivatives(flow):
+    coords = torch.randn(2, flow.num_coordinates, dtype=torch.float64, requires_grad=True)
     step = torch.rand(2, dtype=torch.float64, requires_grad=True)
     assert torch.autograd.gradcheck(lambda c, s: flow.dense(c, s, backend="fused"), (coords, step))
     assert torch.autograd.gradgradcheck(lambda c, s: flow.dense(c, s, backend="fused"), (coords, step))
@@ -116,6 +138,8 @@ def test_ops_keep_their_contracts():
     )
     coords, step = torch.randn(9, 16, requires_grad=True), torch.rand(9, requires_grad=True)
     torch.library.opcheck(torch.ops.shippo.split_flow.default, (coords, step, 4, [4, 6, 6]))
+    turns = torch.randn(9, 6, requires_grad=True)
+    torch.library.opcheck(torch.ops.shippo.rotation.default, (turns, step, 4, []))
 
 
 def test_compiles_without_a_graph_break():
@@ -159,6 +183,8 @@ def test_gradient_transforms_take_the_torch_formulas():
         (lambda: SplitFlow(4).dense(torch.zeros(40, 16), -1.0, backend="fused"), "expected >= 0"),
         (lambda: SplitFlow(4).dense(torch.full((40, 16), float("nan")), 1.0, backend="fused"), "not finite"),
         (lambda: SplitFlow(9).dense(torch.zeros(81), 1.0, backend="fused"), "width 9"),
+        (lambda: Orthogonal(4).dense(torch.zeros(40, 6), -1.0, backend="fused"), "expected >= 0"),
+        (lambda: Orthogonal(4).dense(torch.full((40, 6), float("nan")), 1.0, backend="fused"), "not finite"),
     ],
 )
 def test_refusals(call, words):

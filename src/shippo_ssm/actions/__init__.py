@@ -12,7 +12,17 @@ from typing import TYPE_CHECKING, Any
 from shippo_ssm.actions.base import Factor, RightAction
 from shippo_ssm.actions.expm import expm
 from shippo_ssm.actions.factors import Diagonal, RankOne, Rotation, Shear
-from shippo_ssm.actions.families import DenseExp, Identity, Lie, Oracle, SplitFlow, get_family
+from shippo_ssm.actions.families import (
+    DenseExp,
+    Dissipative,
+    Identity,
+    Lie,
+    Oracle,
+    Orthogonal,
+    SplitFlow,
+    Structured,
+    get_family,
+)
 
 if TYPE_CHECKING:
     from shippo_ssm.collapse import ActionRow as ActionRow
@@ -25,15 +35,18 @@ if TYPE_CHECKING:
 __all__ = [
     "DenseExp",
     "Diagonal",
+    "Dissipative",
     "Factor",
     "Identity",
     "Lie",
     "Oracle",
+    "Orthogonal",
     "RankOne",
     "RightAction",
     "Rotation",
     "Shear",
     "SplitFlow",
+    "Structured",
     "expm",
     "get_family",
 ]

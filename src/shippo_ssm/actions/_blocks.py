@@ -1,7 +1,8 @@
 """Blocks of eight matrices in the lanes of SIMD vectors: [LANES, entries] in memory, [entries, LANES] in a scratch array.
 
-The scratch may be wider than the memory: float32 numbers are transposed first and widened after, and back. A kernel
-built from these is compiled as a whole, so machine code that is kept on disk stays consistent with itself.
+The scratch may be wider than the memory: float32 numbers are transposed first and widened after, and back. Readers and
+writers are inlined into the kernel that calls them: machine code that is kept on disk must not hold functions of its own,
+since their names could meet those of another kernel that was compiled in another process.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ def block_reader(dtype: str, arithmetic: str, entries: int, order: Sequence[int]
         entries: numbers per row.
         order: entry e of a row goes to the vector order[e] of the scratch; in order by default.
     """
-    from numba.extending import register_jitable
+    from numba import njit
 
     places = np.arange(entries) if order is None else np.array(order)
     whole = entries % LANES == 0
@@ -54,7 +55,7 @@ def block_reader(dtype: str, arithmetic: str, entries: int, order: Sequence[int]
                 wide = vector if dtype == arithmetic else emit.builder.fpext(vector, emit.vector)
                 emit.store(w, emit.at(target, int(places[entry]) * LANES), wide, padded=True)
 
-    @register_jitable
+    @njit(inline="always")
     def read(array, first, here, w, target):
         if whole and here == LANES:
             read_block(array, first * entries, w, target)
@@ -69,7 +70,7 @@ def block_reader(dtype: str, arithmetic: str, entries: int, order: Sequence[int]
 
 def block_writer(dtype: str, arithmetic: str, entries: int, raised: Sequence[int] = ()) -> Callable[..., None]:
     """write(w, source, array, first, here): the way back of a reader, one added to the entries that are `raised`."""
-    from numba.extending import register_jitable
+    from numba import njit
 
     whole = entries % LANES == 0
     lifted, unit = np.isin(np.arange(entries), raised), np.dtype(arithmetic).type(1)
@@ -85,7 +86,7 @@ def block_writer(dtype: str, arithmetic: str, entries: int, raised: Sequence[int
             for lane, vector in enumerate(transposed(emit, rows)):
                 outside.store(array, emit.at(base, lane * entries + chunk), vector, padded=True)
 
-    @register_jitable
+    @njit(inline="always")
     def write(w, source, array, first, here):
         if whole and here == LANES:
             write_block(w, source, array, first * entries)

@@ -16,6 +16,7 @@ import numpy as np
 
 from shippo_ssm._simd import simd
 from shippo_ssm.actions._blocks import LANES, block_reader, block_writer
+from shippo_ssm.actions._trig import largest_angle, polynomial, sine_and_cosine
 
 
 def build_split(dtype: str, width: int, sizes: tuple[int, int, int], backward: bool) -> Callable[..., None]:
@@ -25,27 +26,15 @@ def build_split(dtype: str, width: int, sizes: tuple[int, int, int], backward: b
     `sizes` counts diagonals, rotations and shears. faults[0] becomes 1 where a step is negative or not a number,
     faults[1] where a coordinate is not finite.
     """
-    from llvmlite import ir
-
     lanes, element, size = LANES, np.dtype(dtype), width * width
     num_diagonal, num_rotations, num_shears = sizes
     count_coords = sum(sizes)
     pairs = [(i, j) for i in range(width) for j in range(i + 1, width)]
     firsts = np.array([i for i, _ in pairs] or [0])
     seconds = np.array([j for _, j in pairs] or [0])
-    single = dtype == "float32"
-    largest_decay = 0.9 * math.log(float(np.finfo(element).max))
-    # Half-turn quarters are taken off in three pieces; beyond this angle their sum is no longer exact enough.
-    largest_angle = 1e3 if single else 1e5
-    quarter = (1.5703125, 4.837512969970703125e-4, 7.54978995489188216e-8)
-    if not single:
-        quarter = (1.57079632673412561417, 6.07710050630396597660e-11, 2.02226624879595063154e-21)
-    magic = 1.5 * 2.0 ** (23 if single else 52)
-    terms = 5 if single else 9
-    sine = [(-1.0) ** k / math.factorial(2 * k + 1) for k in range(terms)]
-    cosine = [(-1.0) ** k / math.factorial(2 * k) for k in range(terms + 1)]
+    largest_decay, limit = 0.9 * math.log(float(np.finfo(element).max)), largest_angle(dtype)
     # log1p(t) = 2 z (1 + z^2 / 3 + z^4 / 5 + ..) with z = t / (2 + t) <= 1/3.
-    logarithm = [2.0 / (2 * k + 1) for k in range(8 if single else 18)]
+    logarithm = [2.0 / (2 * k + 1) for k in range(8 if dtype == "float32" else 18)]
 
     # Vectors of the scratch: the matrix, its cotangent, and per coordinate its value, two numbers of its factor, its
     # derivative and its gradient; the step and its gradient.
@@ -54,12 +43,6 @@ def build_split(dtype: str, width: int, sizes: tuple[int, int, int], backward: b
     main, other, slope, gradient = (value + k * count_coords * lanes for k in (1, 2, 3, 4))
     step_at = value + 5 * count_coords * lanes
     step_gradient = step_at + lanes
-
-    def polynomial(emit: Any, coefficients: list[float], x: Any) -> Any:
-        total = emit.constant(coefficients[-1])
-        for coefficient in reversed(coefficients[:-1]):
-            total = emit.fma(total, x, emit.constant(coefficient))
-        return total
 
     @simd(dtype, lanes)
     def prepare_diagonal(emit: Any, w: Any, k: Any) -> None:
@@ -82,27 +65,10 @@ def build_split(dtype: str, width: int, sizes: tuple[int, int, int], backward: b
 
     @simd(dtype, lanes)
     def prepare_rotation(emit: Any, w: Any, k: Any) -> None:
-        # main = cos(step theta), other = sin(step theta): quarter turns off, a polynomial, and the quadrant back on.
-        build = emit.builder
+        # main = cos(step theta), other = sin(step theta).
         shift = emit.times(k, lanes)
         angle = emit.mul(emit.load(w, emit.at(value, shift), padded=True), emit.load(w, step_at, padded=True))
-        shifted = emit.fma(angle, emit.constant(2.0 / math.pi), emit.constant(magic))
-        turns = build.fneg(build.fsub(shifted, emit.constant(magic)))
-        rest = angle
-        for piece in quarter:
-            rest = emit.fma(turns, emit.constant(piece), rest)
-        square = emit.mul(rest, rest)
-        sin, cos = emit.mul(polynomial(emit, sine, square), rest), polynomial(emit, cosine, square)
-        bits = ir.VectorType(ir.IntType(8 * element.itemsize), lanes)
-        quadrant = build.bitcast(shifted, bits)
-
-        def bit(vector: Any, mask: int) -> Any:
-            return build.icmp_unsigned("!=", build.and_(vector, bits([mask] * lanes)), bits([0] * lanes))
-
-        odd = bit(quadrant, 1)
-        sin, cos = build.select(odd, cos, sin), build.select(odd, sin, cos)
-        sin = build.select(bit(quadrant, 2), build.fneg(sin), sin)
-        cos = build.select(bit(build.add(quadrant, bits([1] * lanes)), 2), build.fneg(cos), cos)
+        sin, cos = sine_and_cosine(emit, angle)
         emit.store(w, emit.at(main, shift), cos, padded=True)
         emit.store(w, emit.at(other, shift), sin, padded=True)
 
@@ -216,7 +182,7 @@ def build_split(dtype: str, width: int, sizes: tuple[int, int, int], backward: b
                 largest = 0.0
                 for lane in range(lanes):
                     largest = max(largest, abs(w[value + k * lanes + lane] * w[step_at + lane]))
-                if largest <= largest_angle:
+                if largest <= limit:
                     prepare_rotation(w, k)
                 else:
                     for lane in range(lanes):

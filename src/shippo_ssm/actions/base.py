@@ -17,6 +17,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
+from shippo_ssm._dtypes import compute_dtype
 from shippo_ssm._private import is_transformed
 
 
@@ -90,6 +91,16 @@ class RightAction(nn.Module, ABC):
     def inverse(self, coords: Tensor, step: Tensor | float) -> Tensor:
         """R^{-1} [.., P, P], the true inverse (never a transpose)."""
         return torch.linalg.inv(self.dense(coords, step))
+
+    @property
+    def stable(self) -> bool:
+        """Whether ||R||_2 <= 1 for every input, up to rounding: then no number of tokens makes the memory grow."""
+        return False
+
+    def growth_bound(self, coords: Tensor, step: Tensor | float) -> Tensor:
+        """An upper bound [..] of ||R||_2, the most by which R can lengthen a row of the memory; here the norm itself."""
+        right = self.dense(coords, step)
+        return torch.linalg.matrix_norm(right.to(compute_dtype(right.dtype)), 2)
 
     def init_coordinates(self) -> Tensor:
         """Coordinates [K] at which R is the identity, or near it: where a controller's bias should start."""

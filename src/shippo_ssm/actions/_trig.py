@@ -1,0 +1,70 @@
+"""Sine and cosine in the lanes of SIMD vectors, written while compiling (see `_simd.py`)."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+
+def largest_angle(dtype: str) -> float:
+    """Beyond this angle the three pieces of a quarter turn no longer add up exactly enough; the C library takes over."""
+    return 1e3 if dtype == "float32" else 1e5
+
+
+def sine_series(dtype: str) -> list[float]:
+    """Coefficients of sin(x) / x in powers of x^2, for |x| <= pi / 4."""
+    return [(-1.0) ** k / math.factorial(2 * k + 1) for k in range(5 if dtype == "float32" else 9)]
+
+
+def cosine_series(dtype: str) -> list[float]:
+    """Coefficients of cos(x) in powers of x^2, for |x| <= pi / 4."""
+    return [(-1.0) ** k / math.factorial(2 * k) for k in range(6 if dtype == "float32" else 10)]
+
+
+def polynomial(emit: Any, coefficients: Sequence[float], x: Any) -> Any:
+    """sum_k coefficients[k] x^k by Horner's rule."""
+    total = emit.constant(coefficients[-1])
+    for coefficient in reversed(coefficients[:-1]):
+        total = emit.fma(total, x, emit.constant(coefficient))
+    return total
+
+
+def sine_and_cosine(emit: Any, angle: Any) -> tuple[Any, Any]:
+    """sin and cos of angles up to `largest_angle`: quarter turns off, a polynomial, and the quadrant back on."""
+    from llvmlite import ir
+
+    build, lanes, single = emit.builder, emit.lanes, emit.dtype == "float32"
+    quarter = (1.5703125, 4.837512969970703125e-4, 7.54978995489188216e-8)
+    if not single:
+        quarter = (1.57079632673412561417, 6.07710050630396597660e-11, 2.02226624879595063154e-21)
+    magic = 1.5 * 2.0 ** (23 if single else 52)
+    shifted = emit.fma(angle, emit.constant(2.0 / math.pi), emit.constant(magic))
+    turns = build.fneg(build.fsub(shifted, emit.constant(magic)))
+    rest = angle
+    for piece in quarter:
+        rest = emit.fma(turns, emit.constant(piece), rest)
+    square = emit.mul(rest, rest)
+    sin = emit.mul(polynomial(emit, sine_series(emit.dtype), square), rest)
+    cos = polynomial(emit, cosine_series(emit.dtype), square)
+    bits = ir.VectorType(ir.IntType(32 if single else 64), lanes)
+    quadrant = build.bitcast(shifted, bits)
+
+    def bit(vector: Any, mask: int) -> Any:
+        return build.icmp_unsigned("!=", build.and_(vector, bits([mask] * lanes)), bits([0] * lanes))
+
+    odd = bit(quadrant, 1)
+    sin, cos = build.select(odd, cos, sin), build.select(odd, sin, cos)
+    sin = build.select(bit(quadrant, 2), build.fneg(sin), sin)
+    cos = build.select(bit(build.add(quadrant, bits([1] * lanes)), 2), build.fneg(cos), cos)
+    return sin, cos
+
+
+def square_root(emit: Any, x: Any) -> Any:
+    """sqrt(x), lane by lane."""
+    from llvmlite import ir
+    from numba.core import cgutils
+
+    name = f"llvm.sqrt.v{emit.lanes}f{32 if emit.dtype == 'float32' else 64}"
+    kind = ir.FunctionType(emit.vector, [emit.vector])
+    return emit.builder.call(cgutils.get_or_insert_function(emit.builder.module, kind, name), [x])
