@@ -10,19 +10,30 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from shippo_ssm._simd import simd
-from shippo_ssm.actions._blocks import LANES, gather, scatter
+from shippo_ssm.engine import LANES, gather, scatter, simd
+
+
+class Operands(NamedTuple):
+    """Flat arrays of `count` tokens."""
+
+    coords: Any
+    step: Any
+    right: Any
+    cotangent: Any
+    d_coords: Any
+    d_step: Any
+    faults: Any
+    count: int
 
 
 def build_split(
     dtype: str, width: int, num_diagonal: int, num_rotations: int, num_shears: int, backward: bool
 ) -> Callable[..., None]:
-    """kernel(coords, step, right, cotangent, d_coords, d_step, faults, count, start, stop): the split product or its
-    gradient.
+    """kernel(operands, start, stop): the split product or its gradient.
 
     The forward pass writes `right`; the backward pass reads it with its cotangent and writes d_coords and d_step.
     faults[0] becomes 1 where a step is negative or not a number, faults[1] where a coordinate is not finite.
@@ -212,7 +223,8 @@ def build_split(
     whole_coords, whole_matrices = count_coords % lanes == 0, size % lanes == 0
     last_shear, last_rotation = num_diagonal + num_rotations, num_diagonal
 
-    def kernel(coords, step, right, cotangent, d_coords, d_step, faults, count, start, stop):
+    def kernel(operands, start, stop):
+        coords, step, right, cotangent, d_coords, d_step, faults, count = operands
         w = np.zeros(step_gradient + lanes, dtype=element)
         for block in range(start, stop):
             first = block * lanes

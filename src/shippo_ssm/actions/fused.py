@@ -1,8 +1,8 @@
 """The compiled CPU path of right actions: `expm`, its Frechet derivative, and the split product with its gradient.
 
 Data path. Tensors [.., P, P] (or coordinates [.., K] and steps [..]) are taken as flat contiguous arrays of M items;
-`_numba.jit` compiles the kernel for their dtype and width on first use, and `_numba.parallel_for` shares the blocks
-of eight items between threads. Every block is computed the same way whatever thread takes it, so results do not
+`engine.launch` compiles the kernel for their dtype and width on first use and shares the blocks of eight items between
+threads. Every block is computed the same way whatever thread takes it, so results do not
 depend on their number.
 
 This module holds no autograd: the ops of `expm.py` and `split.py` call it when their backend is "fused".
@@ -10,13 +10,11 @@ This module holds no autograd: the ops of `expm.py` and `split.py` call it when 
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import numpy as np
 import torch
 from torch import Tensor
 
-from shippo_ssm._numba import jit, parallel_for
+from shippo_ssm.engine import LANES, launch
 
 # Widths with a compiled kernel: code grows with P^2, and from here on batched matrix products are as good.
 LARGEST_WIDTH = 8
@@ -41,17 +39,6 @@ def name(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
 
 
-def flat(tensor: Tensor) -> np.ndarray:
-    return tensor.detach().contiguous().view(-1).numpy()
-
-
-def run_blocks(kernel: Callable[..., None], count: int, arrays: list[np.ndarray]) -> None:
-    """kernel(*arrays, count, start, stop) on ranges of blocks, by all threads."""
-    from shippo_ssm.actions._blocks import LANES
-
-    parallel_for(-(-count // LANES), lambda start, stop: kernel(*arrays, count, start, stop))
-
-
 def run_expm(generator: Tensor, direction: Tensor | None, schemes: list[tuple[str, int, float, int]]) -> Tensor:
     """exp(A) for `generator` A [.., P, P], or L(A^T, G) for the cotangent `direction` G.
 
@@ -59,21 +46,19 @@ def run_expm(generator: Tensor, direction: Tensor | None, schemes: list[tuple[st
         schemes: (arithmetic, degree, theta, squarings) to try in this order; what needs more squarings goes to the
         next.
     """
-    from shippo_ssm.actions._blocks import LANES
-    from shippo_ssm.actions._expm_kernels import build_expm
+    from shippo_ssm.actions._expm_kernels import Operands, build_expm
 
     out = torch.empty(generator.shape, dtype=generator.dtype)
     width = generator.shape[-1]
     count = generator.numel() // (width * width)
     kind = name(generator.dtype)
     todo, faults = np.ones(-(-count // LANES), np.int8), np.zeros(1, np.int64)
-    source = flat(generator)
-    arrays = [source, source if direction is None else flat(direction), flat(out), todo, faults]
-    signature = f"void({', '.join([f'{kind}[::1]'] * 3)}, int8[::1], int64[::1], int64, int64, int64)"
+    operands = Operands(generator, generator if direction is None else direction, out, todo, faults, count)
     for arithmetic, degree, theta, squarings in schemes:
-        kernel = jit(
+        launch(
             build_expm,
-            signature,
+            len(todo),
+            operands,
             dtype=kind,
             arithmetic=arithmetic,
             width=width,
@@ -82,7 +67,6 @@ def run_expm(generator: Tensor, direction: Tensor | None, schemes: list[tuple[st
             squarings=squarings,
             frechet=direction is not None,
         )
-        run_blocks(kernel, count, arrays)
         if not todo.any():
             break
     if faults[0]:
@@ -99,16 +83,19 @@ def run_split(
         coords: [.., K] with K = sum(sizes); `step` [..] has the same leading shape.
         sizes: numbers of diagonal, rotation and shear coordinates.
     """
-    from shippo_ssm.actions._split_kernels import build_split
+    from shippo_ssm.actions._split_kernels import Operands, build_split
 
     kind, width = name(coords.dtype), right.shape[-1]
     backward = cotangent is not None
     d_coords = torch.empty(coords.shape if backward else (0,), dtype=coords.dtype)
     d_step = torch.empty(step.shape if backward else (0,), dtype=coords.dtype)
     faults = np.zeros(2, np.int64)
-    kernel = jit(
+    count = step.numel()
+    cotangent = right if cotangent is None else cotangent
+    launch(
         build_split,
-        f"void({', '.join([f'{kind}[::1]'] * 6)}, int64[::1], int64, int64, int64)",
+        -(-count // LANES),
+        Operands(coords, step, right, cotangent, d_coords, d_step, faults, count),
         dtype=kind,
         width=width,
         num_diagonal=sizes[0],
@@ -116,8 +103,6 @@ def run_split(
         num_shears=sizes[2],
         backward=backward,
     )
-    operands = [coords, step, right, right if cotangent is None else cotangent, d_coords, d_step]
-    run_blocks(kernel, step.numel(), [*map(flat, operands), faults])
     if faults[0]:
         raise ValueError(f"step must be >= 0 everywhere, got a minimum of {step.min().item()}; pass softplus(raw)")
     if faults[1]:

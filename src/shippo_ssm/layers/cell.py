@@ -23,8 +23,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from shippo_ssm._dtypes import compute_dtype
-from shippo_ssm.scan import transport_scan
-from shippo_ssm.scan.checks import expect_shape
+from shippo_ssm.scan import Recurrence, scan
+from shippo_ssm.scan.checks import check_recurrence, expect_shape
 
 
 class CellState(NamedTuple):
@@ -130,15 +130,12 @@ def shippo_cell(
         beta_next = beta_next.index_fill(1, last.to(torch.int64), 0) if value.shape[1] else beta_next
     # The weight of a source stands on its value, the shorter of its two factors.
     gamma, beta_next = (weight.view(*weight.shape, *(1 for _ in rank), 1) for weight in (gamma, beta_next))
-    y, memory = transport_scan(
-        (gamma + beta_next) * value,
-        write,
-        read,
-        step,
-        drift,
-        right,
-        initial_state=_enter(before, beta, cu_seqlens),
-        shown=gamma * value,
+    recurrence = Recurrence((gamma + beta_next) * value, write, read, step, drift, right, gamma * value)
+    entering = _enter(before, beta, cu_seqlens)
+    check_recurrence(op, recurrence, entering, cu_seqlens)
+    y, memory = scan(
+        recurrence.normalised(),
+        initial_state=entering,
         output_final_state=output_final_state,
         cu_seqlens=cu_seqlens,
         backend=backend,

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Container
 from typing import Any
 
-from shippo_ssm._simd import Emitter
+from shippo_ssm.engine.emitter import Emitter
 
 LANES = 8
 

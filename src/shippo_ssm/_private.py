@@ -1,0 +1,43 @@
+"""Private parts of other libraries that we cannot do without: one function each, so that a new version breaks one place."""
+
+from __future__ import annotations
+
+import contextlib
+import pickle
+from collections.abc import Iterator
+from typing import Any
+
+
+@contextlib.contextmanager
+def slp_vectorizer() -> Iterator[None]:
+    """Numba with LLVM's SLP vectoriser, for as long as we hold Numba's global compiler lock.
+
+    Numba has this as a setting of the whole process only; under the lock no other user of Numba sees it.
+    """
+    from numba.core import config
+    from numba.core.compiler_lock import global_compiler_lock
+
+    # Numba writes its settings to the module at import; they are not declared.
+    settings: Any = config
+    with global_compiler_lock:
+        before = settings.SLP_VECTORIZE
+        settings.SLP_VECTORIZE = 1
+        try:
+            yield
+        finally:
+            settings.SLP_VECTORIZE = before
+
+
+def pack_compiled(result: Any) -> bytes:
+    """A Numba compile result as bytes: Numba's own cache does the same, but is bound to one source file per function."""
+    from numba.core.serialize import dumps
+
+    return dumps(result._reduce())
+
+
+def unpack_compiled(target: Any, payload: bytes) -> Any:
+    """The compile result that `pack_compiled` made bytes of, in the target context `target`."""
+    from numba.core.compiler import CompileResult
+
+    target.refresh()
+    return CompileResult._rebuild(target, *pickle.loads(payload))
