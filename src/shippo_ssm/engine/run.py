@@ -100,7 +100,8 @@ def parallel_for(n: int, body: Callable[[int, int], None]) -> None:
     helpers = []
     # At interpreter shutdown the pool takes no more work; the calling thread then does all of it.
     with contextlib.suppress(RuntimeError):
-        helpers = [_thread_pool().submit(work) for _ in range(num_threads - 1)]
+        pool = _pool or _thread_pool()
+        helpers = [pool.submit(work) for _ in range(num_threads - 1)]
     try:
         work()
     finally:
