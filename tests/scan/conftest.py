@@ -95,11 +95,5 @@ def helpers():
     """The helpers above, for test files: they cannot import this one."""
     from types import SimpleNamespace
 
-    return SimpleNamespace(
-        REGIMES=REGIMES,
-        TOLERANCE=TOLERANCE,
-        make_recurrence=make_recurrence,
-        run_with_gradients=run_with_gradients,
-        rms_ratio=rms_ratio,
-        assert_agree=assert_agree,
-    )
+    shared = (make_recurrence, run_with_gradients, rms_ratio, assert_agree)
+    return SimpleNamespace(REGIMES=REGIMES, TOLERANCE=TOLERANCE, **{helper.__name__: helper for helper in shared})

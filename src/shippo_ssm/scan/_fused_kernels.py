@@ -35,7 +35,7 @@ import numpy as np
 from shippo_ssm.engine import Emitter, Pointer, register_lanes, simd, simd_lanes
 from shippo_ssm.scan.algebra import Recurrence
 
-__all__ = ["Backward", "Case", "Forward", "build_backward", "build_forward", "padded_order"]
+__all__ = ["Backward", "Case", "Forward", "Items", "build_backward", "build_forward", "padded_order"]
 
 
 # Positions between a prefetch and its use.
@@ -61,36 +61,39 @@ class Case(NamedTuple):
     """`padded_order`."""
 
 
-class Forward(NamedTuple):
-    """Operands of the forward kernel; `checkpoints` [chunks, G, P, row] is empty where no state is kept."""
+class Items(NamedTuple):
+    """Work items, each one sequence and one block of groups."""
 
-    recurrence: Recurrence
-    initial_state: Any
     bounds: Any
     """[sequences + 1] first position of each sequence."""
     first_chunk: Any
     """[sequences] first chunk of each sequence."""
-    y: Any
-    final_state: Any
-    checkpoints: Any
     groups: int
     block: int
     """Groups of one item."""
 
 
+class Forward(NamedTuple):
+    """Operands of the forward kernel; `checkpoints` [chunks, G, P, row] is empty where no state is kept."""
+
+    items: Items
+    recurrence: Recurrence
+    initial_state: Any
+    y: Any
+    final_state: Any
+    checkpoints: Any
+
+
 class Backward(NamedTuple):
     """Operands of the backward kernel; the gradient of a constant drift is one partial [G, N] per sequence."""
 
+    items: Items
     recurrence: Recurrence
+    checkpoints: Any
     dy: Any
     dfinal: Any
-    bounds: Any
-    first_chunk: Any
-    checkpoints: Any
     gradient: Recurrence
     dinitial: Any
-    groups: int
-    block: int
 
 
 class Chunk(NamedTuple):
@@ -128,13 +131,13 @@ def padded_order(dtype: str, order: int) -> int:
 
 def build_forward(case: Case) -> Any:
     """The forward kernel: y, the final states and, unless `checkpoints` is empty, the state before every chunk."""
-    advance, decay = _advance(case, has_output=True), _decay(case)
+    advance, decay, (enter, leave) = _advance(case, has_output=True), _decay(case), _doors(case)
     order, width, row, chunk, varying = case.order, case.width, case.row, case.chunk, case.varying
     size = width * row
     element = np.dtype(case.dtype).type
 
     def forward(operands, start, stop):
-        recurrence, initial, bounds, first_chunk, y, final, checkpoints, groups, block = operands
+        (bounds, first_chunk, groups, block), recurrence, initial, y, final, checkpoints = operands
         num_blocks = (groups + block - 1) // block
         ahead = PREFETCH * groups
         states = np.empty(block * size, element)
@@ -147,10 +150,7 @@ def build_forward(case: Case) -> Any:
             corner = (sequence * groups + first) * order * width
             states[:] = 0
             if initial.size:
-                for g in range(count):
-                    for n in range(order):
-                        for p in range(width):
-                            states[g * size + p * row + n] = initial[corner + (g * order + n) * width + p]
+                enter(initial, corner, count, states)
             for low in range(begin, end, chunk):
                 if checkpoints.size:
                     kept = ((first_chunk[sequence] + (low - begin) // chunk) * groups + first) * size
@@ -161,23 +161,20 @@ def build_forward(case: Case) -> Any:
                         decay(recurrence, u + g, u + g if varying else first + g, decays, g * row)
                     for g in range(count):
                         advance(scratch, g * size, g * size, g * row, recurrence, u + g, y, ahead)
-            for g in range(count):
-                for n in range(order):
-                    for p in range(width):
-                        final[corner + (g * order + n) * width + p] = states[g * size + p * row + n]
+            leave(states, count, final, corner)
 
     return forward
 
 
 def build_backward(case: Case) -> Any:
     """The backward kernel: gradients of every operand; a constant drift's is left as one partial per sequence."""
-    advance, retreat, decay = _advance(case, has_output=False), _retreat(case), _decay(case)
+    advance, retreat, decay, (enter, leave) = _advance(case, has_output=False), _retreat(case), _decay(case), _doors(case)
     order, width, row, chunk, varying = case.order, case.width, case.row, case.chunk, case.varying
     size = width * row
     element = np.dtype(case.dtype).type
 
     def backward(operands, start, stop):
-        recurrence, dy, dfinal, bounds, first_chunk, checkpoints, gradient, dinitial, groups, block = operands
+        (bounds, first_chunk, groups, block), recurrence, checkpoints, dy, dfinal, gradient, dinitial = operands
         ddrift = gradient.drift
         num_blocks = (groups + block - 1) // block
         ahead = PREFETCH * groups
@@ -193,10 +190,7 @@ def build_backward(case: Case) -> Any:
             corner = (sequence * groups + first) * order * width
             adjoint[:] = 0
             if dfinal.size:
-                for g in range(count):
-                    for n in range(order):
-                        for p in range(width):
-                            adjoint[g * size + p * row + n] = dfinal[corner + (g * order + n) * width + p]
+                enter(dfinal, corner, count, adjoint)
             for k in range((end - begin + chunk - 1) // chunk - 1, -1, -1):
                 low, high = begin + k * chunk, min(begin + k * chunk + chunk, end)
                 kept = ((first_chunk[sequence] + k) * groups + first) * size
@@ -229,12 +223,32 @@ def build_backward(case: Case) -> Any:
                         for n in range(order):
                             ddrift[(sequence * groups + first + g) * order + n] += slopes[g * row + n]
             if dinitial.size:
-                for g in range(count):
-                    for n in range(order):
-                        for p in range(width):
-                            dinitial[corner + (g * order + n) * width + p] = adjoint[g * size + p * row + n]
+                leave(adjoint, count, dinitial, corner)
 
     return backward
+
+
+def _doors(case: Case) -> tuple[Any, Any]:
+    """Copies of the states of `count` groups from memory [G, N, P] into a scratch [group, P, row], and back."""
+    from numba.extending import register_jitable
+
+    _, order, width, *_, row = case
+
+    @register_jitable
+    def enter(memory, corner, count, scratch):
+        for g in range(count):
+            for n in range(order):
+                for p in range(width):
+                    scratch[(g * width + p) * row + n] = memory[corner + (g * order + n) * width + p]
+
+    @register_jitable
+    def leave(scratch, count, memory, corner):
+        for g in range(count):
+            for n in range(order):
+                for p in range(width):
+                    memory[corner + (g * order + n) * width + p] = scratch[(g * width + p) * row + n]
+
+    return enter, leave
 
 
 def _decay(case: Case) -> Any:

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from shippo_ssm.engine import launch
-from shippo_ssm.scan._fused_kernels import Backward, Case, Forward, build_backward, build_forward, padded_order
+from shippo_ssm.scan._fused_kernels import Backward, Case, Forward, Items, build_backward, build_forward, padded_order
 from shippo_ssm.scan.algebra import Recurrence
 
 # Sequences for each thread from which they are not split over blocks of groups.
@@ -65,11 +65,8 @@ def _scan(
     recurrence = Recurrence(value, write, read, step, drift, right, seen)
     case = _case(recurrence)
     y, final_state, checkpoints = _allocate(value, *_output_shapes(case, value, cu_seqlens, keep))
-    bounds, first_chunk = _layout(value, cu_seqlens, case.chunk)
-    sequences, groups = len(first_chunk), value.shape[2]
-    block = _group_block(sequences, groups, groups, torch.get_num_threads())
-    operands = Forward(recurrence, initial_state, bounds, first_chunk, y, final_state, checkpoints, groups, block)
-    launch(build_forward, sequences * -(-groups // block), operands, case=case)
+    count, items = _items(value, cu_seqlens, case.chunk, value.shape[2])
+    launch(build_forward, count, Forward(items, recurrence, initial_state, y, final_state, checkpoints), case=case)
     return y, final_state, checkpoints
 
 
@@ -95,17 +92,12 @@ def _scan_backward(
     gradients = _allocate(value, *_gradient_shapes(*recurrence, initial_state))
     *gradient, dinitial = gradients
     gradient = Recurrence(*gradient)
-    bounds, first_chunk = _layout(value, cu_seqlens, case.chunk)
-    sequences, groups = len(first_chunk), value.shape[2]
-    # A constant drift collects one partial per sequence, added in order below: no thread count can change the sum.
-    partials = gradient.drift if case.varying else value.new_zeros(sequences, groups, case.order)
     per_group = case.chunk * case.order * case.width * value.element_size()
-    most = max(1, _BACKWARD_SCRATCH // max(1, per_group))
-    block = _group_block(sequences, groups, most, torch.get_num_threads())
-    operands = Backward(
-        recurrence, dy, dfinal, bounds, first_chunk, checkpoints, gradient._replace(drift=partials), dinitial, groups, block
-    )
-    launch(build_backward, sequences * -(-groups // block), operands, case=case)
+    count, items = _items(value, cu_seqlens, case.chunk, _BACKWARD_SCRATCH // max(1, per_group))
+    # A constant drift collects one partial per sequence, added in order below: no thread count can change the sum.
+    partials = gradient.drift if case.varying else value.new_zeros(len(items.first_chunk), *drift.shape)
+    results = gradient._replace(drift=partials)
+    launch(build_backward, count, Backward(items, recurrence, checkpoints, dy, dfinal, results, dinitial), case=case)
     if not case.varying:
         gradient.drift.copy_(torch.from_numpy(partials.numpy().sum(axis=0, dtype=np.float64)))
     return gradients
@@ -218,23 +210,23 @@ def _allocate(like: Tensor, *shapes: tuple) -> Any:
     return tuple(tensors)
 
 
-def _layout(value: Tensor, cu_seqlens: Tensor | None, chunk: int) -> tuple[np.ndarray, np.ndarray]:
-    """Where sequences begin and end in the flat token axis, and the first checkpoint of each."""
+def _items(value: Tensor, cu_seqlens: Tensor | None, chunk: int, most: int) -> tuple[int, Items]:
+    """The number of work items, of at most `most` groups each, and where they lie."""
+    batch, length, groups = value.shape[:3]
+    threads = torch.get_num_threads()
     if cu_seqlens is None:
-        return _even_layout(value.shape[0], value.shape[1], chunk)
-    bounds = np.ascontiguousarray(cu_seqlens.numpy(), dtype=np.int64)
-    chunks = -(-np.diff(bounds) // chunk)
-    return bounds, np.cumsum(chunks) - chunks
+        return _even_items(batch, length, groups, chunk, most, threads)
+    return _make_items(np.ascontiguousarray(cu_seqlens.numpy(), dtype=np.int64), groups, chunk, most, threads)
 
 
 @functools.lru_cache
-def _even_layout(batch: int, length: int, chunk: int) -> tuple[np.ndarray, np.ndarray]:
-    sequences = np.arange(batch + 1, dtype=np.int64)
-    return sequences * length, sequences[:-1] * -(-length // chunk)
+def _even_items(batch: int, length: int, groups: int, chunk: int, most: int, threads: int) -> tuple[int, Items]:
+    return _make_items(np.arange(batch + 1, dtype=np.int64) * length, groups, chunk, most, threads)
 
 
-@functools.lru_cache
-def _group_block(sequences: int, groups: int, most: int, threads: int) -> int:
-    """Groups in one item: all of them where memory can be streamed, fewer only to give every thread an equal share."""
+def _make_items(bounds: np.ndarray, groups: int, chunk: int, most: int, threads: int) -> tuple[int, Items]:
+    sequences, chunks = len(bounds) - 1, -(-np.diff(bounds) // chunk)
+    # All groups together where memory can be streamed, fewer only to give every thread an equal share.
     blocks = 1 if sequences >= _ITEMS_PER_THREAD * threads else threads // math.gcd(max(1, sequences), threads)
-    return max(1, min(most, -(-groups // blocks)))
+    block = max(1, min(most, -(-groups // blocks)))
+    return sequences * -(-groups // block), Items(bounds, np.cumsum(chunks) - chunks, groups, block)
