@@ -1,6 +1,9 @@
 """What compiles, keeps and runs kernels: records of operands, machine code on disk, threads, vector instructions."""
 
+import os
+import subprocess
 import sys
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -154,13 +157,28 @@ def test_operands_of_another_dtype_take_another_kernel(compilations):
 
 
 def test_machine_code_is_known_by_its_module_and_the_engine(monkeypatch, tmp_path):
-    kinds, machine = (Operands, np.dtype("float64")), ("cpu",)
-    here = compiler._file(build_scale, kinds, {"factor": 2.0}, machine)
-    assert here != compiler._file(build_scale, kinds, {"factor": 3.0}, machine)
-    assert here != compiler._file(build_scale, (Pair, *kinds[1:] * 2), {"factor": 2.0}, machine)
+    kinds = (Operands, np.dtype("float64"))
+    here = compiler._digest(build_scale, kinds, {"factor": 2.0})
+    assert here == compiler._digest(build_scale, kinds, {"factor": 2.0})
+    assert here != compiler._digest(build_scale, kinds, {"factor": 3.0})
+    assert here != compiler._digest(build_scale, (Pair, *kinds[1:] * 2), {"factor": 2.0})
     moved = tmp_path / "kernels.py"
     moved.write_text("def build_scale(factor): ...")
     monkeypatch.setattr(compiler.inspect, "getfile", lambda builder: str(moved))
-    assert here != compiler._file(build_scale, kinds, {"factor": 2.0}, machine)
-    moved.unlink()
-    assert compiler._file(build_scale, kinds, {"factor": 2.0}, machine) is None
+    assert here != compiler._digest(build_scale, kinds, {"factor": 2.0})
+
+
+def test_kernels_from_disk_and_new_ones_do_not_meet(tmp_path):
+    """Numba names functions by a count that starts anew in each process: the second one here counts as the first did."""
+    code = (
+        "import sys; sys.path.insert(0, sys.argv[1]); from test_engine import scaled; "
+        "print([scaled(1, float(factor)) for factor in sys.argv[2:]])"
+    )
+
+    def scaled_elsewhere(*factors):
+        command = [sys.executable, "-c", code, str(Path(__file__).parent), *factors]
+        environment = os.environ | {"SHIPPO_CACHE_DIR": str(tmp_path)}
+        return subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout.strip()
+
+    assert scaled_elsewhere("2", "3") == "[[2.0], [3.0]]"
+    assert scaled_elsewhere("3", "4", "2", "5") == "[[3.0], [4.0], [2.0], [5.0]]"

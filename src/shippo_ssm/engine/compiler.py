@@ -61,11 +61,13 @@ def compile_kernel(builder: Callable[..., Callable], kinds: Kinds, constants: di
     """
     import numba
 
+    digest = _digest(builder, kinds, constants)
+    file = cache_directory() / f"{builder.__name__}-{digest}.kernel" if Path(inspect.getfile(builder)).exists() else None
+    function: Any = builder(**constants)
+    # Machine code is linked by name. Numba counts names in each process anew, so one from disk could meet a stranger.
+    function.__name__ = function.__qualname__ = f"{function.__name__}_{digest}"
     # Fused multiply-add is the only liberty that the kernels' own arithmetic takes.
-    dispatcher: Any = numba.njit(
-        builder(**constants), nogil=True, fastmath={"contract"}, error_model="numpy", boundscheck=False
-    )
-    file = _file(builder, kinds, constants, dispatcher.targetctx.codegen().magic_tuple())
+    dispatcher: Any = numba.njit(function, nogil=True, fastmath={"contract"}, error_model="numpy", boundscheck=False)
     with _private.slp_vectorizer():
         result = _load(file, dispatcher.targetctx)
         if result is None:
@@ -90,19 +92,19 @@ def _record_type(kinds: Iterator[Any]) -> Any:
     return types.BaseTuple.from_types([_record_type(kinds) for _ in kind._fields], kind)
 
 
-def _file(builder: Callable, kinds: Kinds, constants: dict[str, Any], machine: tuple) -> Path | None:
-    """Where the machine code belongs; `None` for a builder without a file, whose text cannot be part of the name."""
+def _digest(builder: Callable, kinds: Kinds, constants: dict[str, Any]) -> str:
+    """What machine code is known by: the kernel, the types of its operands, the text it comes from, and this machine."""
     import numba
+    from numba.core.registry import cpu_target
 
-    source = Path(inspect.getfile(builder))
-    if not source.exists():
-        return None
     fields = [(kind.__qualname__, kind._fields) if hasattr(kind, "_fields") else str(kind) for kind in kinds]
-    what = (builder.__module__, builder.__qualname__, fields, sorted(constants.items()), machine, numba.__version__)
-    digest = hashlib.sha256(repr(what).encode() + platform.python_version().encode())
-    for file in (source, *sorted(Path(__file__).parent.glob("*.py"))):
-        digest.update(file.read_bytes())
-    return cache_directory() / f"{builder.__name__}-{digest.hexdigest()[:32]}.kernel"
+    machine = (cpu_target.target_context.codegen().magic_tuple(), numba.__version__, platform.python_version())
+    what = (builder.__module__, builder.__qualname__, fields, sorted(constants.items()), machine)
+    digest = hashlib.sha256(repr(what).encode())
+    for file in (Path(inspect.getfile(builder)), *sorted(Path(__file__).parent.glob("*.py"))):
+        if file.exists():
+            digest.update(file.read_bytes())
+    return digest.hexdigest()[:32]
 
 
 def _announce(name: str) -> None:

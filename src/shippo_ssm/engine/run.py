@@ -33,8 +33,9 @@ def launch(builder: Callable[..., Callable], count: int, operands: Any, /, **con
 
     Args:
         builder: module-level function returning the kernel, a function (operands, start, stop). What it closes over is a
-            compile-time constant. What the kernel calls must stand in the builder's own module or in this room: the
-            machine code that is kept on disk is known by the text of those files.
+            compile-time constant. What the kernel is made of must stand in the builder's own module or in this room: the
+            machine code that is kept on disk is known by the text of those files. It calls traces (`simd`), but no other
+            compiled function: a kernel is machine code as a whole.
         count: number of items; the kernel's result for an item must not depend on the slice it comes in.
         operands: a named tuple whose fields are CPU tensors, flat arrays, integers, `None`, or further named tuples. The
             kernel sees the same record with flat contiguous arrays, empty ones for `None` (of the dtype of the field

@@ -131,7 +131,7 @@ def padded_order(dtype: str, order: int) -> int:
 
 def build_forward(case: Case) -> Any:
     """The forward kernel: y, the final states and, unless `checkpoints` is empty, the state before every chunk."""
-    advance, decay, (enter, leave) = _advance(case, has_output=True), _decay(case), _doors(case)
+    advance, decay = _advance(case, has_output=True), _decay(case)
     order, width, row, chunk, varying = case.order, case.width, case.row, case.chunk, case.varying
     size = width * row
     element = np.dtype(case.dtype).type
@@ -150,7 +150,10 @@ def build_forward(case: Case) -> Any:
             corner = (sequence * groups + first) * order * width
             states[:] = 0
             if initial.size:
-                enter(initial, corner, count, states)
+                for g in range(count):
+                    for n in range(order):
+                        for p in range(width):
+                            states[g * size + p * row + n] = initial[corner + (g * order + n) * width + p]
             for low in range(begin, end, chunk):
                 if checkpoints.size:
                     kept = ((first_chunk[sequence] + (low - begin) // chunk) * groups + first) * size
@@ -161,14 +164,17 @@ def build_forward(case: Case) -> Any:
                         decay(recurrence, u + g, u + g if varying else first + g, decays, g * row)
                     for g in range(count):
                         advance(scratch, g * size, g * size, g * row, recurrence, u + g, y, ahead)
-            leave(states, count, final, corner)
+            for g in range(count):
+                for n in range(order):
+                    for p in range(width):
+                        final[corner + (g * order + n) * width + p] = states[g * size + p * row + n]
 
     return forward
 
 
 def build_backward(case: Case) -> Any:
     """The backward kernel: gradients of every operand; a constant drift's is left as one partial per sequence."""
-    advance, retreat, decay, (enter, leave) = _advance(case, has_output=False), _retreat(case), _decay(case), _doors(case)
+    advance, retreat, decay = _advance(case, has_output=False), _retreat(case), _decay(case)
     order, width, row, chunk, varying = case.order, case.width, case.row, case.chunk, case.varying
     size = width * row
     element = np.dtype(case.dtype).type
@@ -190,7 +196,10 @@ def build_backward(case: Case) -> Any:
             corner = (sequence * groups + first) * order * width
             adjoint[:] = 0
             if dfinal.size:
-                enter(dfinal, corner, count, adjoint)
+                for g in range(count):
+                    for n in range(order):
+                        for p in range(width):
+                            adjoint[g * size + p * row + n] = dfinal[corner + (g * order + n) * width + p]
             for k in range((end - begin + chunk - 1) // chunk - 1, -1, -1):
                 low, high = begin + k * chunk, min(begin + k * chunk + chunk, end)
                 kept = ((first_chunk[sequence] + k) * groups + first) * size
@@ -223,32 +232,12 @@ def build_backward(case: Case) -> Any:
                         for n in range(order):
                             ddrift[(sequence * groups + first + g) * order + n] += slopes[g * row + n]
             if dinitial.size:
-                leave(adjoint, count, dinitial, corner)
+                for g in range(count):
+                    for n in range(order):
+                        for p in range(width):
+                            dinitial[corner + (g * order + n) * width + p] = adjoint[g * size + p * row + n]
 
     return backward
-
-
-def _doors(case: Case) -> tuple[Any, Any]:
-    """Copies of the states of `count` groups from memory [G, N, P] into a scratch [group, P, row], and back."""
-    from numba.extending import register_jitable
-
-    _, order, width, *_, row = case
-
-    @register_jitable
-    def enter(memory, corner, count, scratch):
-        for g in range(count):
-            for n in range(order):
-                for p in range(width):
-                    scratch[(g * width + p) * row + n] = memory[corner + (g * order + n) * width + p]
-
-    @register_jitable
-    def leave(scratch, count, memory, corner):
-        for g in range(count):
-            for n in range(order):
-                for p in range(width):
-                    memory[corner + (g * order + n) * width + p] = scratch[(g * width + p) * row + n]
-
-    return enter, leave
 
 
 def _decay(case: Case) -> Any:
