@@ -12,7 +12,7 @@ import platform
 import time
 from importlib import metadata
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -68,28 +68,33 @@ class Stream:
     def __init__(self, cells: int, passes: list[tuple[int, int]]) -> None:
         if any(not reads >= writes >= 1 for reads, writes in passes):
             raise ValueError(f"Stream: `passes` is {passes}; expected reads >= writes >= 1 in each")
-        from shippo_ssm._numba import jit
-
         self.items = -(-cells // _BLOCK)
         self.num_bytes = 4 * cells * sum(reads + writes for reads, writes in passes)
-        signature = "void(float32[::1], float32[::1], int64, int64)"
         size = self.items * _BLOCK
         self.source = np.ones(size * max(reads for reads, _ in passes), np.float32)
         # Touched here, so that the copy does not pay for fresh pages.
-        self.passes = [(jit(build_stream, signature, reads=r, writes=w), np.ones(size * w, np.float32)) for r, w in passes]
+        self.passes = [(reads, writes, np.ones(size * writes, np.float32)) for reads, writes in passes]
 
     def __call__(self) -> None:
-        from shippo_ssm._numba import parallel_for
+        from shippo_ssm.engine import launch
 
-        for kernel, sink in self.passes:
-            parallel_for(self.items, lambda start, stop, kernel=kernel, sink=sink: kernel(self.source, sink, start, stop))
+        for reads, writes, sink in self.passes:
+            launch(build_stream, self.items, Streams(self.source, sink), reads=reads, writes=writes)
+
+
+class Streams(NamedTuple):
+    """Operands of the kernel of `Stream`."""
+
+    source: np.ndarray
+    sink: np.ndarray
 
 
 def build_stream(reads: int, writes: int) -> Any:
     """Kernel of `Stream`: each block of sink streams is the sum of the source streams that fall to it."""
     block = _BLOCK
 
-    def stream(source: Any, sink: Any, start: int, stop: int) -> None:
+    def stream(operands: Streams, start: int, stop: int) -> None:
+        source, sink = operands
         for item in range(start, stop):
             # Slices, so that no index can be negative for all the compiler knows: with sums as indices nothing vectorises.
             sources = source[item * reads * block : (item + 1) * reads * block]

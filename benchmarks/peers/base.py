@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import importlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -62,6 +63,10 @@ def same_recurrence(leaves: Mapping[str, Tensor]) -> dict[str, Any]:
 def diagonal_recurrence(leaves: Mapping[str, Tensor]) -> dict[str, Any]:
     """The same without a right action."""
     return {name: leaf for name, leaf in leaves.items() if name != "right"}
+
+
+# A peer that computes all of the recurrence.
+same_peer = functools.partial(Peer, kind="same recurrence", task=same_recurrence)
 
 
 def require(module: str, remedy: str) -> ModuleType:

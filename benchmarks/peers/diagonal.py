@@ -97,9 +97,8 @@ def _mambapy_alone(inputs: Mapping[str, Tensor], cotangent: Tensor) -> Candidate
     return Candidate(forward=forward, both=both, expected=expected)
 
 
-def _transformers_mamba(inputs: Mapping[str, Tensor], cotangent: Tensor) -> Candidate:
-    logging.getLogger("transformers").setLevel(logging.ERROR)
-    scan = require("transformers.models.mamba.modeling_mamba", "install the `hf` extra").mamba_selective_scan
+def _selective_scan(scan: Callable[..., Tensor], inputs: Mapping[str, Tensor], cotangent: Tensor) -> Candidate:
+    """Mamba's scan over [rows, channels, T], every group a row."""
 
     def solve(leaves: Mapping[str, Tensor]) -> Tensor:
         batch, length, groups, width = leaves["value"].shape
@@ -113,6 +112,12 @@ def _transformers_mamba(inputs: Mapping[str, Tensor], cotangent: Tensor) -> Cand
         return y.unflatten(0, (batch, groups)).permute(0, 3, 1, 2)
 
     return torch_candidate(solve, inputs, _LEAVES, cotangent)
+
+
+def _transformers_mamba(inputs: Mapping[str, Tensor], cotangent: Tensor) -> Candidate:
+    logging.getLogger("transformers").setLevel(logging.ERROR)
+    module = require("transformers.models.mamba.modeling_mamba", "install the `hf` extra")
+    return _selective_scan(module.mamba_selective_scan, inputs, cotangent)
 
 
 def _transformers_mamba2(inputs: Mapping[str, Tensor], cotangent: Tensor) -> Candidate:
@@ -204,33 +209,12 @@ def _selective_scan_ref() -> Callable[..., Tensor]:
 
 
 def _mamba_ssm(inputs: Mapping[str, Tensor], cotangent: Tensor) -> Candidate:
-    scan = _selective_scan_ref()
-
-    def solve(leaves: Mapping[str, Tensor]) -> Tensor:
-        batch, length, groups, width = leaves["value"].shape
-
-        def fold(tensor: Tensor) -> Tensor:
-            return tensor.permute(0, 2, 3, 1).flatten(0, 1)
-
-        step = fold(leaves["step"].unsqueeze(-1).expand(batch, length, groups, width))
-        decay = leaves["drift"][0].expand(width, -1)
-        y = scan(fold(leaves["value"]), step, decay, fold(leaves["write"]), fold(leaves["read"]))
-        return y.unflatten(0, (batch, groups)).permute(0, 3, 1, 2)
-
-    return torch_candidate(solve, inputs, _LEAVES, cotangent)
+    return _selective_scan(_selective_scan_ref(), inputs, cotangent)
 
 
 def _peer(name: str, how: str, cannot: str, task: Any, prepare: Any, *, quick: bool = False) -> Peer:
-    return Peer(
-        name=name,
-        kind="easier recurrence",
-        how=how,
-        cannot=cannot,
-        leaves=_LEAVES,
-        task=task,
-        prepare=prepare,
-        quick=quick,
-    )
+    options: dict[str, Any] = {"leaves": _LEAVES, "task": task, "prepare": prepare, "quick": quick}
+    return Peer(name=name, kind="easier recurrence", how=how, cannot=cannot, **options)
 
 
 DIAGONAL_PEERS = (

@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import Tensor
 
-from benchmarks.peers.base import Candidate, Peer, require, same_recurrence
+from benchmarks.peers.base import Candidate, require, same_peer
 from benchmarks.problem import NAMES
 
 _REMEDY = "install the `bench` extra"
@@ -63,20 +63,11 @@ def _prepare(solve: Callable[[dict[str, Any]], Any]) -> Callable[[Mapping[str, T
 
 
 JAX_PEERS = (
-    Peer(
-        name="jax.lax.scan",
-        kind="same recurrence",
-        how="jit, fused step on XLA:CPU",
-        task=same_recurrence,
-        prepare=_prepare(_sequential),
-        compiles=True,
-    ),
-    Peer(
+    same_peer(name="jax.lax.scan", how="jit, fused step on XLA:CPU", prepare=_prepare(_sequential), compiles=True),
+    same_peer(
         name="jax.lax.associative_scan",
-        kind="same recurrence",
         how="jit, tree",
         cannot="keeps all states",
-        task=same_recurrence,
         prepare=_prepare(_tree),
         quick=False,
         compiles=True,

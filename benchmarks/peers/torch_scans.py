@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from benchmarks.peers.base import Candidate, Missing, Peer, same_recurrence, torch_candidate
+from benchmarks.peers.base import Candidate, Peer, require, same_peer, torch_candidate
 from benchmarks.problem import NAMES
 
 
@@ -71,52 +71,23 @@ def _higher_order_scan(leaves: Mapping[str, Tensor]) -> Tensor:
     return scan(cell, _start(leaves), timed, dim=0)[1].transpose(0, 1)
 
 
-def _prepare(solve: Callable[[Mapping[str, Tensor]], Tensor], module: str = "") -> Any:
+def _prepare(solve: Callable[[Mapping[str, Tensor]], Tensor], module: str = "torch") -> Any:
     def prepare(inputs: Mapping[str, Tensor], cotangent: Tensor) -> Candidate:
-        if module:
-            try:
-                __import__(module)
-            except ImportError as error:
-                raise Missing(f"{error}; this PyTorch has no such operator") from error
+        require(module, "this PyTorch has no such operator")
         return torch_candidate(solve, inputs, NAMES, cotangent)
 
     return prepare
 
 
+def _higher_order(name: str, how: str, cannot: str, solve: Callable[[Mapping[str, Tensor]], Tensor]) -> Peer:
+    module = f"torch._higher_order_ops.{name}"
+    options: dict[str, Any] = {"prepare": _prepare(solve, module), "quick": False, "compiles": True}
+    return same_peer(name=f"torch {name}", how=f"higher-order operator, {how}", cannot=f"{cannot}; private API", **options)
+
+
 TORCH_PEERS = (
-    Peer(
-        name="PyTorch loop",
-        kind="same recurrence",
-        how="autograd, x[:, t]: what a user writes first",
-        task=same_recurrence,
-        prepare=_prepare(_loop),
-        quick=False,
-    ),
-    Peer(
-        name="PyTorch loop, unbind",
-        kind="same recurrence",
-        how="autograd, the loop written with care",
-        task=same_recurrence,
-        prepare=_prepare(_unbound_loop),
-    ),
-    Peer(
-        name="torch associative_scan",
-        kind="same recurrence",
-        how='higher-order operator, combine_mode="generic", a tree',
-        cannot="keeps all states; private API",
-        task=same_recurrence,
-        prepare=_prepare(_associative, "torch._higher_order_ops.associative_scan"),
-        quick=False,
-        compiles=True,
-    ),
-    Peer(
-        name="torch scan",
-        kind="same recurrence",
-        how="higher-order operator, a while loop",
-        cannot="keeps all updates; private API",
-        task=same_recurrence,
-        prepare=_prepare(_higher_order_scan, "torch._higher_order_ops.scan"),
-        quick=False,
-        compiles=True,
-    ),
+    same_peer(name="PyTorch loop", how="autograd, x[:, t]: what a user writes first", prepare=_prepare(_loop), quick=False),
+    same_peer(name="PyTorch loop, unbind", how="autograd, the loop written with care", prepare=_prepare(_unbound_loop)),
+    _higher_order("associative_scan", 'combine_mode="generic", a tree', "keeps all states", _associative),
+    _higher_order("scan", "a while loop", "keeps all updates", _higher_order_scan),
 )

@@ -1,6 +1,11 @@
-"""Private names of other libraries, one function each: what a new version of them can break stands here."""
+"""Private parts of other libraries that we cannot do without: one function each, so that a new version breaks one place."""
 
 from __future__ import annotations
+
+import contextlib
+import pickle
+from collections.abc import Iterator
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -13,3 +18,38 @@ def is_transformed(tensor: Tensor) -> bool:
     """
     wrapped = torch._C._functorch.is_functorch_wrapped_tensor  # pyright: ignore[reportAttributeAccessIssue]
     return not torch.compiler.is_compiling() and wrapped(tensor)
+
+
+@contextlib.contextmanager
+def slp_vectorizer() -> Iterator[None]:
+    """Numba with LLVM's SLP vectoriser, for as long as we hold Numba's global compiler lock.
+
+    Numba has this as a setting of the whole process only; under the lock no other user of Numba sees it.
+    """
+    from numba.core import config
+    from numba.core.compiler_lock import global_compiler_lock
+
+    # Numba writes its settings to the module at import; they are not declared.
+    settings: Any = config
+    with global_compiler_lock:
+        before = settings.SLP_VECTORIZE
+        settings.SLP_VECTORIZE = 1
+        try:
+            yield
+        finally:
+            settings.SLP_VECTORIZE = before
+
+
+def pack_compiled(result: Any) -> bytes:
+    """A Numba compile result as bytes: Numba's own cache does the same, but is bound to one source file per function."""
+    from numba.core.serialize import dumps
+
+    return dumps(result._reduce())
+
+
+def unpack_compiled(target: Any, payload: bytes) -> Any:
+    """The compile result that `pack_compiled` made bytes of, in the target context `target`."""
+    from numba.core.compiler import CompileResult
+
+    target.refresh()
+    return CompileResult._rebuild(target, *pickle.loads(payload))

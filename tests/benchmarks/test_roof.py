@@ -64,7 +64,7 @@ def test_the_copy_moves_what_it_says():
     copy_ = Stream(1000, [(5, 2)])
     copy_.source[:] = np.arange(copy_.source.size) % 7
     copy_()
-    ((_, sink),) = copy_.passes
+    ((*_, sink),) = copy_.passes
     source = copy_.source.reshape(copy_.items, 5, -1)
     want = np.stack([source[:, 0] + source[:, 2] + source[:, 4], source[:, 1] + source[:, 3]], axis=1)
     np.testing.assert_array_equal(sink.reshape(want.shape), want)

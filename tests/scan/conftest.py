@@ -1,34 +1,21 @@
 """What the scan tests share: operands in four regimes, one tolerance table, and memory poisoned with NaN."""
 
-from typing import NamedTuple
-
 import pytest
 import torch
 from torch import Tensor
+
+from shippo_ssm.scan import Recurrence, scan
 
 REGIMES = ("contracting", "near-unit", "strong decay", "expanding")
 # RMS error over RMS of the reference, per dtype.
 TOLERANCE = {torch.float32: 1e-5, torch.float64: 1e-10}
 
 
-class Operands(NamedTuple):
-    value: Tensor
-    write: Tensor
-    read: Tensor
-    step: Tensor
-    drift: Tensor
-    right: Tensor | None
-    initial_state: Tensor | None
-    shown: Tensor | None = None
-
-    def to(self, dtype: torch.dtype) -> "Operands":
-        return Operands(*(None if tensor is None else tensor.to(dtype) for tensor in self))
-
-
-def make_operands(
-    *, regime="contracting", B=2, T=8, G=2, N=5, P=3, rank=None, varying=False, right=True, shown=False, states=None, seed=0
-) -> Operands:
-    """float32-representable operands in float64, so that every dtype sees the same numbers."""
+def make_recurrence(
+    *, regime="contracting", B=2, T=8, G=2, N=5, P=3, rank=1, varying=False, right=True, seen=False, states=None, seed=0,
+    dtype=torch.float64,
+) -> tuple[Recurrence, Tensor]:  # fmt: skip
+    """A normalised record and an initial state: float32-representable numbers, so that every dtype sees the same ones."""
     random = torch.Generator().manual_seed(seed)
 
     def normal(*shape):
@@ -37,7 +24,6 @@ def make_operands(
     def uniform(*shape):
         return torch.rand(*shape, generator=random)
 
-    ranks = () if rank is None else (rank,)
     drifts = (B, T, G, N) if varying else (G, N)
     step = 0.5 + 0.5 * uniform(B, T, G)
     if regime == "contracting":
@@ -54,28 +40,25 @@ def make_operands(
         raw = normal(B, T, G, P, P)
         # Rotations, and in the regimes that forget also a little stretching.
         actions = torch.linalg.matrix_exp((0.3 * (raw - raw.mT) + spread * normal(B, T, G, P, P)).double()).float()
-    return Operands(
-        normal(B, T, G, *ranks, P),
-        normal(B, T, G, *ranks, N),
-        normal(B, T, G, N),
-        step,
-        drift,
-        actions,
-        normal(B if states is None else states, G, N, P),
-        normal(B, T, G, *ranks, P) if shown else None,
-    ).to(torch.float64)
+    value, write, read = normal(B, T, G, rank, P), normal(B, T, G, rank, N), normal(B, T, G, N)
+    recurrence = Recurrence(value, write, read, step, drift, actions, normal(B, T, G, rank, P) if seen else None)
+    initial_state = normal(B if states is None else states, G, N, P)
+    return recurrence.map(lambda tensor: tensor.to(dtype)), initial_state.to(dtype)
 
 
-def run_with_gradients(scan, operands: Operands, **options) -> dict[str, Tensor]:
+def run_with_gradients(recurrence: Recurrence, initial_state: Tensor | None = None, **options) -> dict[str, Tensor]:
     """y, the final state, and the gradient of every operand for fixed cotangents on both outputs."""
-    leaves = Operands(*(None if tensor is None else tensor.detach().clone().requires_grad_() for tensor in operands))
-    options |= {} if leaves.shown is None else {"shown": leaves.shown}
-    y, final_state = scan(*leaves[:6], initial_state=leaves.initial_state, output_final_state=True, **options)
+    leaves = recurrence.map(lambda tensor: tensor.detach().clone().requires_grad_())
+    start = None if initial_state is None else initial_state.detach().clone().requires_grad_()
+    y, final_state = scan(leaves, initial_state=start, output_final_state=True, **options)
     random = torch.Generator().manual_seed(99)
     on_y = torch.randn(y.shape, generator=random, dtype=torch.float64).to(y.dtype)
     on_state = torch.randn(final_state.shape, generator=random, dtype=torch.float64).to(y.dtype)
-    given = {name: tensor for name, tensor in leaves._asdict().items() if tensor is not None}
-    gradients = torch.autograd.grad([y, final_state], list(given.values()), [on_y, on_state])
+    given = {name: tensor for name, tensor in (leaves._asdict() | {"initial_state": start}).items() if tensor is not None}
+    # The loop never touches the gates of an empty sequence: their gradient is zero, not missing.
+    gradients = torch.autograd.grad(
+        [y, final_state], list(given.values()), [on_y, on_state], allow_unused=True, materialize_grads=True
+    )
     return {"y": y.detach(), "final_state": final_state.detach()} | {
         f"gradient of {name}": gradient for name, gradient in zip(given, gradients)
     }
@@ -112,11 +95,5 @@ def helpers():
     """The helpers above, for test files: they cannot import this one."""
     from types import SimpleNamespace
 
-    return SimpleNamespace(
-        REGIMES=REGIMES,
-        TOLERANCE=TOLERANCE,
-        make_operands=make_operands,
-        run_with_gradients=run_with_gradients,
-        rms_ratio=rms_ratio,
-        assert_agree=assert_agree,
-    )
+    shared = (make_recurrence, run_with_gradients, rms_ratio, assert_agree)
+    return SimpleNamespace(REGIMES=REGIMES, TOLERANCE=TOLERANCE, **{helper.__name__: helper for helper in shared})

@@ -7,7 +7,13 @@ from hypothesis import strategies as st
 
 from shippo_ssm.scan import Affine, apply, block_affine_scan, compose, cumulative_affine, identity_affine
 
-SIZES = st.integers(1, 5)
+KINDS = {
+    "N": st.integers(1, 5),
+    "P": st.integers(1, 5),
+    "dense": st.booleans(),
+    "right": st.booleans(),
+    "seed": st.integers(0, 10**6),
+}
 
 
 def random_affine(seed, N, P, *, batch=(), dense=False, right=True, dtype=torch.float64):
@@ -22,14 +28,7 @@ def assert_same_map(one, two, state):
 
 
 @settings(max_examples=200)
-@given(
-    N=SIZES,
-    P=SIZES,
-    batch=st.lists(st.integers(1, 3), max_size=2),
-    dense=st.booleans(),
-    right=st.booleans(),
-    seed=st.integers(0, 10**6),
-)
+@given(**KINDS, batch=st.lists(st.integers(1, 3), max_size=2))
 def test_composition_is_associative(N, P, batch, dense, right, seed):
     a, b, c = (random_affine(seed + k, N, P, batch=tuple(batch), dense=dense, right=right) for k in range(3))
     left_first, right_first = compose(compose(a, b), c), compose(a, compose(b, c))
@@ -39,14 +38,7 @@ def test_composition_is_associative(N, P, batch, dense, right, seed):
 
 
 @settings(max_examples=200)
-@given(
-    N=SIZES,
-    P=SIZES,
-    batch=st.lists(st.integers(1, 3), max_size=2),
-    dense=st.booleans(),
-    right=st.booleans(),
-    seed=st.integers(0, 10**6),
-)
+@given(**KINDS, batch=st.lists(st.integers(1, 3), max_size=2))
 def test_identity_changes_nothing(N, P, batch, dense, right, seed):
     element = random_affine(seed, N, P, batch=tuple(batch), dense=dense, right=right)
     unit = identity_affine(N, P, batch_shape=tuple(batch), dense=dense, dtype=torch.float64)
@@ -66,16 +58,7 @@ def test_compose_applies_first_then_second():
 
 
 @settings(max_examples=200)
-@given(
-    N=SIZES,
-    P=SIZES,
-    T=st.integers(0, 20),
-    cut=st.floats(0, 1),
-    dense=st.booleans(),
-    right=st.booleans(),
-    backend=st.sampled_from(["reference", "associative"]),
-    seed=st.integers(0, 10**6),
-)
+@given(**KINDS, T=st.integers(0, 20), cut=st.floats(0, 1), backend=st.sampled_from(["reference", "associative"]))
 def test_split_anywhere_equals_whole(N, P, T, cut, dense, right, backend, seed):
     elements = random_affine(seed, N, P, batch=(T,), dense=dense, right=right)
     elements = elements._replace(left=0.5 * elements.left, right=None if elements.right is None else 0.5 * elements.right)

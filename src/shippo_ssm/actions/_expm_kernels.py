@@ -11,18 +11,28 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from shippo_ssm._simd import simd
-from shippo_ssm.actions._blocks import LANES, block_reader, block_writer
+from shippo_ssm.engine import LANES, block_reader, block_writer, simd
+
+
+class Operands(NamedTuple):
+    """Flat arrays of `count` matrices; `todo` has one entry per block of LANES of them."""
+
+    generator: Any
+    direction: Any
+    out: Any
+    todo: Any
+    faults: Any
+    count: int
 
 
 def build_expm(
     dtype: str, arithmetic: str, width: int, degree: int, theta: float, squarings: int, frechet: bool
 ) -> Callable[..., None]:
-    """kernel(generator, direction, out, todo, faults, count, start, stop): exp, or its derivative along `direction`.
+    """kernel(operands, start, stop): exp, or its derivative along `direction`.
 
     The derivative is taken at the transpose of `generator`, as a gradient needs it. Blocks with todo[block] = 1 are
     done and get 0, unless a matrix asks for more than `squarings`: then they are left as they are. faults[0] becomes
@@ -116,7 +126,8 @@ def build_expm(
             before = emit.load(w, emit.at(old, entry * lanes), padded=True)
             emit.store(w, place, emit.builder.select(going, emit.load(w, place, padded=True), before), padded=True)
 
-    def kernel(generator, direction, out, todo, faults, count, start, stop):
+    def kernel(operands, start, stop):
+        generator, direction, out, todo, faults, count = operands
         w = np.zeros((12 if frechet else 6) * slot, dtype=element)
         norms, factors, left = np.empty(lanes, element), np.empty(lanes, element), np.empty(lanes, element)
         for block in range(start, stop):

@@ -13,10 +13,9 @@ from typing import Any
 
 import numpy as np
 
-from shippo_ssm._simd import simd
-from shippo_ssm.actions._blocks import LANES, block_reader, block_writer
 from shippo_ssm.actions._trig import cosine_series, largest_angle, polynomial, sine_and_cosine, sine_series, square_root
 from shippo_ssm.actions.rotations import rotation_matrix, squared_angles
+from shippo_ssm.engine import LANES, block_reader, block_writer, simd
 
 # sqrt of this is below pi / 4, where the series of sine and cosine hold.
 SMALL = 0.6
@@ -73,7 +72,7 @@ class Tape:
 
 
 def build_rotation(dtype: str, width: int, sizes: tuple[int, ...], backward: bool) -> Callable[..., None]:
-    """kernel(coords, step, right, cotangent, d_coords, d_step, faults, count, start, stop) as `coordinate_op` asks for it."""
+    """kernel(operands, start, stop) as `coordinate_op` asks for it."""
     lanes, element, size, count_coords = LANES, np.dtype(dtype), width * width, width * (width - 1) // 2
     limit = largest_angle(dtype)
     slopes = [k * weight for k, weight in enumerate(sine_series(dtype))][1:]
@@ -146,7 +145,8 @@ def build_rotation(dtype: str, width: int, sizes: tuple[int, ...], backward: boo
     read_coords, write_coords = block_reader(dtype, dtype, count_coords), block_writer(dtype, dtype, count_coords)
     read_matrix, write_matrix = block_reader(dtype, dtype, size), block_writer(dtype, dtype, size)
 
-    def kernel(coords, step, right, cotangent, d_coords, d_step, faults, count, start, stop):
+    def kernel(operands, start, stop):
+        coords, step, right, cotangent, d_coords, d_step, faults, count = operands
         w = np.zeros(slope + num_angles * lanes, dtype=element)
         for block in range(start, stop):
             first = block * lanes

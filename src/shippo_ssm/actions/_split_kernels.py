@@ -14,13 +14,12 @@ from typing import Any
 
 import numpy as np
 
-from shippo_ssm._simd import simd
-from shippo_ssm.actions._blocks import LANES, block_reader, block_writer
 from shippo_ssm.actions._trig import largest_angle, polynomial, sine_and_cosine
+from shippo_ssm.engine import LANES, block_reader, block_writer, simd
 
 
 def build_split(dtype: str, width: int, sizes: tuple[int, int, int], backward: bool) -> Callable[..., None]:
-    """kernel(coords, step, right, cotangent, d_coords, d_step, faults, count, start, stop): the split product or its gradient.
+    """kernel(operands, start, stop): the split product or its gradient; `kernels.Operands` names the operands.
 
     The forward pass writes `right`; the backward pass reads it with its cotangent and writes d_coords and d_step.
     `sizes` counts diagonals, rotations and shears. faults[0] becomes 1 where a step is negative or not a number,
@@ -161,7 +160,8 @@ def build_split(dtype: str, width: int, sizes: tuple[int, int, int], backward: b
     read_matrix, write_matrix = block_reader(dtype, dtype, size), block_writer(dtype, dtype, size)
     last_shear, last_rotation = num_diagonal + num_rotations, num_diagonal
 
-    def kernel(coords, step, right, cotangent, d_coords, d_step, faults, count, start, stop):
+    def kernel(operands, start, stop):
+        coords, step, right, cotangent, d_coords, d_step, faults, count = operands
         w = np.zeros(step_gradient + lanes, dtype=element)
         for block in range(start, stop):
             first = block * lanes

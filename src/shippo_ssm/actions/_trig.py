@@ -1,4 +1,4 @@
-"""Sine and cosine in the lanes of SIMD vectors, written while compiling (see `_simd.py`)."""
+"""Sine and cosine in the lanes of SIMD vectors, written while compiling (see `engine/emitter.py`)."""
 
 from __future__ import annotations
 

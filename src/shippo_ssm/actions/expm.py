@@ -30,10 +30,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from shippo_ssm.actions._blocks import LANES
-from shippo_ssm.actions._expm_kernels import build_expm
+from shippo_ssm.actions._expm_kernels import Operands, build_expm
 from shippo_ssm.actions.base import not_finite
-from shippo_ssm.actions.kernels import batch_first, choose_kernel, launch
+from shippo_ssm.actions.kernels import batch_first, choose_kernel
+from shippo_ssm.engine import LANES, launch
 
 
 class Scheme(NamedTuple):
@@ -162,10 +162,10 @@ def run_kernel(generator: Tensor, direction: Tensor | None, squarings: int) -> T
     out = torch.empty(generator.shape, dtype=generator.dtype)
     count = generator.numel() // (width * width)
     todo, faults = np.ones(-(-count // LANES), np.int8), np.zeros(1, np.int64)
-    operands = [generator, generator if direction is None else direction, out, todo, faults]
+    operands = Operands(generator, generator if direction is None else direction, out, todo, faults, count)
     for arithmetic, scheme, most in tries:
         sizes = {"width": width, "degree": scheme.degree, "theta": scheme.theta, "squarings": most}
-        launch(build_expm, count, operands, dtype=dtype, arithmetic=arithmetic, frechet=direction is not None, **sizes)
+        launch(build_expm, len(todo), operands, dtype=dtype, arithmetic=arithmetic, frechet=direction is not None, **sizes)
         if not todo.any():
             break
     if faults[0]:

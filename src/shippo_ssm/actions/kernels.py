@@ -1,8 +1,8 @@
-"""The compiled CPU path of right actions: when a call takes it, how a kernel is launched, and the ops built on one.
+"""The compiled CPU path of right actions: when a call takes it, and the ops that are built on a kernel.
 
 Data path. Tensors [.., P, P] (or coordinates [.., K] and steps [..]) are taken as flat contiguous arrays of M items;
-`_numba.jit` compiles the kernel for their dtype and width on first use, and `_numba.parallel_for` shares the blocks
-of eight items between threads. Every block is computed the same way whatever thread takes it, so results do not
+`engine.launch` compiles the kernel for their dtype and width on first use and shares the blocks of eight items between
+threads. Every block is computed the same way whatever thread takes it, so results do not
 depend on their number.
 """
 
@@ -10,16 +10,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from shippo_ssm._numba import jit, parallel_for
 from shippo_ssm._private import is_transformed
-from shippo_ssm.actions._blocks import LANES
 from shippo_ssm.actions.base import negative_step, not_finite
+from shippo_ssm.engine import LANES, launch
 
 BACKENDS = ("auto", "torch", "fused")
 # From this many items on, "auto" takes the compiled kernel: for a handful of matrices compilation does not pay.
@@ -58,18 +57,17 @@ def choose_kernel(op: str, tensor: Tensor, width: int, axes: int, backend: str =
     return backend
 
 
-def launch(build: Callable[..., Any], count: int, operands: Sequence[Tensor | np.ndarray], **constants: Any) -> None:
-    """kernel(*operands, count, start, stop) on ranges of blocks of `count` items, by all threads.
+class Operands(NamedTuple):
+    """What the kernel of a `coordinate_op` takes, for `count` items."""
 
-    Args:
-        build: builder of the kernel, as `_numba.jit` takes it.
-        operands: tensors, handed over flat, and arrays, as they are; what the kernel writes must be contiguous.
-        constants: of the builder.
-    """
-    arrays = [a if isinstance(a, np.ndarray) else a.detach().contiguous().view(-1).numpy() for a in operands]
-    signature = ", ".join([f"{array.dtype}[::1]" for array in arrays] + ["int64"] * 3)
-    kernel = jit(build, f"void({signature})", **constants)
-    parallel_for(-(-count // LANES), lambda start, stop: kernel(*arrays, count, start, stop))
+    coords: Any
+    step: Any
+    right: Any
+    cotangent: Any
+    d_coords: Any
+    d_step: Any
+    faults: Any
+    count: int
 
 
 def coordinate_op(name: str, op: str, build: Callable[..., Any], formula: Callable[..., Tensor]) -> Callable[..., Tensor]:
@@ -81,9 +79,9 @@ def coordinate_op(name: str, op: str, build: Callable[..., Any], formula: Callab
     Args:
         name: of the torch op, below `shippo::`.
         op: who asks, for messages.
-        build: builder of kernel(coords, step, right, cotangent, d_coords, d_step, faults, count, start, stop) from dtype,
-            width, sizes and backward. Forward it fills `right`; backward it fills the gradients. faults[0] becomes 1 where
-            a step is negative or not a number, faults[1] where a coordinate is not finite.
+        build: builder of a kernel for `Operands`, in blocks of LANES items, from dtype, width, sizes and backward. Forward it
+            fills `right`; backward it fills the gradients. faults[0] becomes 1 where a step is negative or not a number,
+            faults[1] where a coordinate is not finite.
         formula: the same map in torch, differentiable to any order.
 
     Returns:
@@ -96,10 +94,10 @@ def coordinate_op(name: str, op: str, build: Callable[..., Any], formula: Callab
         backward = cotangent is not None
         d_coords = torch.empty(coords.shape if backward else (0,), dtype=coords.dtype)
         d_step = torch.empty(step.shape if backward else (0,), dtype=coords.dtype)
-        faults = np.zeros(2, np.int64)
-        operands = [coords, step, right, cotangent if backward else right, d_coords, d_step, faults]
+        faults, count = np.zeros(2, np.int64), step.numel()
+        operands = Operands(coords, step, right, cotangent if backward else right, d_coords, d_step, faults, count)
         dtype, width = str(coords.dtype).removeprefix("torch."), right.shape[-1]
-        launch(build, step.numel(), operands, dtype=dtype, width=width, sizes=tuple(sizes), backward=backward)
+        launch(build, -(-count // LANES), operands, dtype=dtype, width=width, sizes=tuple(sizes), backward=backward)
         if faults[0]:
             raise negative_step(op, step)
         if faults[1]:

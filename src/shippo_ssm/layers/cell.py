@@ -25,7 +25,7 @@ from torch import Tensor
 from shippo_ssm._dtypes import compute_dtype
 from shippo_ssm.layers.mixer import Segment
 from shippo_ssm.scan import Recurrence, scan
-from shippo_ssm.scan.checks import check_transport_arguments, expect_shape
+from shippo_ssm.scan.checks import check_recurrence, expect_shape
 
 
 class CellState(NamedTuple):
@@ -94,9 +94,8 @@ def shippo_cell(
     op, kept, dtype = "shippo_cell", compute_dtype(value.dtype), value.dtype
     if cu_seqlens is not None and mask is not None:
         raise ValueError(f"{op}: `mask` came with `cu_seqlens`; expected one of them; leave padding out of packed sequences")
-    value, write, read, step, drift = (tensor.to(kept) for tensor in (value, write, read, step, drift))
-    right = None if right is None else right.to(kept)
-    check_transport_arguments(value, write, read, step, drift, right, None, cu_seqlens, op=op)
+    given = Recurrence(value, write, read, step, drift, right).map(lambda tensor: tensor.to(kept))
+    check_recurrence(op, given, None, cu_seqlens)
     sizes = {"B": value.shape[0], "T": value.shape[1], "G": value.shape[2]}
     expect_shape(op, "mix", mix, ("B", "T", "G"), sizes)
     if mask is not None:
@@ -125,9 +124,7 @@ def shippo_cell(
                 "operands"
             )
     before = CellState(*(tensor.to(kept) for tensor in initial_state))
-    if not rank:
-        value, write = value.unsqueeze(-2), write.unsqueeze(-2)
-    y, after = run_cell(Recurrence(value, write, read, step, drift, right), mix.to(kept), before, segment, backend)
+    y, after = run_cell(given.normalised(), mix.to(kept), before, segment, backend)
     return y.to(dtype), after if output_final_state else None
 
 

@@ -8,8 +8,8 @@ Forward: for each position, for each group of the block, with the state H [P][N]
 
     M = exp(step drift) * (H right),    H <- M + write value^T,    y = read^T H,
 
-and the state before every chunk of positions goes to `checkpoints` when those are asked for. With `shown`, y is
-read^T M + (read . write) shown: it then does not depend on `value`, not even in its last bit.
+and the state before every chunk of positions goes to `checkpoints` when those are asked for. With `seen`, y is
+read^T M + (read . write) seen: it then does not depend on `value`, not even in its last bit.
 
 Backward: chunks from the last to the first. The states of a chunk are computed again from its checkpoint into a
 scratch; then, positions backwards, with the adjoint S = dLoss/dH in the same layout,
@@ -17,9 +17,9 @@ scratch; then, positions backwards, with the adjoint S = dLoss/dH in the same la
     S <- S + read dy^T;   dread = H dy;   dwrite = S value;   dvalue = S^T write;   M = exp(step drift) * S;
     dright = H_old^T M;   S <- M right^T;   q = sum_p H_old S;   dstep = sum_n q drift;   ddrift = q step.
 
-With `shown`, dwrite and dvalue take the S from before read dy^T was added, and c = dy . shown gives the rest:
+With `seen`, dwrite and dvalue take the S from before read dy^T was added, and c = dy . seen gives the rest:
 
-    dread = (H - write value^T) dy + c write;   dwrite = S value + c read;   dshown = (read . write) dy.
+    dread = (H - write value^T) dy + c write;   dwrite = S value + c read;   dseen = (read . write) dy.
 
 The gradient with respect to step drift is q = <H_old, S> rather than <H - write value^T, S_new>: the same number
 without a cancellation, hence exactly zero where the memory was wiped.
@@ -28,17 +28,99 @@ without a cancellation, hence exactly zero where the memory was wiped.
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from shippo_ssm._simd import Emitter, Pointer, register_lanes, simd, simd_lanes
+from shippo_ssm.engine import Emitter, Pointer, register_lanes, simd, simd_lanes
+from shippo_ssm.scan.algebra import Recurrence
 
-__all__ = ["build_backward", "build_forward", "padded_order"]
+__all__ = ["Backward", "Case", "Forward", "Items", "build_backward", "build_forward", "padded_order"]
 
 
 # Positions between a prefetch and its use.
 PREFETCH = 2
+# A `Recurrence` as traces see it: every field is a `Pointer`.
+Pointers = Any
+
+
+class Case(NamedTuple):
+    """What machine code is made for: sizes and kinds of operands."""
+
+    dtype: str
+    order: int
+    width: int
+    rank: int
+    has_right: bool
+    has_seen: bool
+    varying: bool
+    """Whether the drift varies in time."""
+    chunk: int
+    """Positions between two kept states."""
+    row: int
+    """`padded_order`."""
+
+
+class Items(NamedTuple):
+    """Work items, each one sequence and one block of groups."""
+
+    bounds: Any
+    """[sequences + 1] first position of each sequence."""
+    first_chunk: Any
+    """[sequences] first chunk of each sequence."""
+    groups: int
+    block: int
+    """Groups of one item."""
+
+
+class Forward(NamedTuple):
+    """Operands of the forward kernel; `checkpoints` [chunks, G, P, row] is empty where no state is kept."""
+
+    items: Items
+    recurrence: Recurrence
+    initial_state: Any
+    y: Any
+    final_state: Any
+    checkpoints: Any
+
+
+class Backward(NamedTuple):
+    """Operands of the backward kernel; the gradient of a constant drift is one partial [G, N] per sequence."""
+
+    items: Items
+    recurrence: Recurrence
+    checkpoints: Any
+    dy: Any
+    dfinal: Any
+    gradient: Recurrence
+    dinitial: Any
+
+
+class Chunk(NamedTuple):
+    """Scratch: states [position, group, P, row] and decays [position, group, row] of one chunk or one position."""
+
+    states: Any
+    decays: Any
+
+
+class Adjoint(NamedTuple):
+    """Scratch of the backward pass: dLoss/dH [group, P, row], the same times the decay, and ddrift [group, row] of a chunk."""
+
+    state: Any
+    moved: Any
+    slopes: Any
+
+
+class Place(NamedTuple):
+    """Where one position of one group stands: token and drift row of the operands, old and new state, decay, adjoint, slope."""
+
+    u: Any
+    d: Any
+    old: Any
+    new: Any
+    a: Any
+    s: Any
+    k: Any
 
 
 def padded_order(dtype: str, order: int) -> int:
@@ -47,24 +129,20 @@ def padded_order(dtype: str, order: int) -> int:
     return -(-order // lanes) * lanes
 
 
-def build_forward(
-    dtype: str, order: int, width: int, rank: int, has_right: bool, has_shown: bool, varying: bool, chunk: int
-) -> Any:
+def build_forward(case: Case) -> Any:
     """The forward kernel: y, the final states and, unless `checkpoints` is empty, the state before every chunk."""
-    advance = _advance(dtype, order, width, rank, has_right, has_shown, has_output=True)
-    decay = _decay(dtype, order)
-    row = padded_order(dtype, order)
+    advance, decay = _advance(case, has_output=True), _decay(case)
+    order, width, row, chunk, varying = case.order, case.width, case.row, case.chunk, case.varying
     size = width * row
-    element = np.dtype(dtype).type
+    element = np.dtype(case.dtype).type
 
-    def forward(
-        value, write, read, step, drift, right, initial, shown, bounds, first_chunk,
-        y, final, checkpoints, groups, block, start, stop,
-    ):  # fmt: skip
+    def forward(operands, start, stop):
+        (bounds, first_chunk, groups, block), recurrence, initial, y, final, checkpoints = operands
         num_blocks = (groups + block - 1) // block
         ahead = PREFETCH * groups
         states = np.empty(block * size, element)
         decays = np.empty(block * row, element)
+        scratch = Chunk(states, decays)
         for item in range(start, stop):
             sequence, first = item // num_blocks, item % num_blocks * block
             count = min(block, groups - first)
@@ -83,10 +161,9 @@ def build_forward(
                 for t in range(low, min(low + chunk, end)):
                     u = t * groups + first
                     for g in range(count):
-                        decay(step, u + g, drift, u + g if varying else first + g, decays, g * row)
+                        decay(recurrence, u + g, u + g if varying else first + g, decays, g * row)
                     for g in range(count):
-                        s = g * size
-                        advance(states, s, s, decays, g * row, value, write, read, right, shown, u + g, y, ahead)
+                        advance(scratch, g * size, g * size, g * row, recurrence, u + g, y, ahead)
             for g in range(count):
                 for n in range(order):
                     for p in range(width):
@@ -95,28 +172,23 @@ def build_forward(
     return forward
 
 
-def build_backward(
-    dtype: str, order: int, width: int, rank: int, has_right: bool, has_shown: bool, varying: bool, chunk: int
-) -> Any:
+def build_backward(case: Case) -> Any:
     """The backward kernel: gradients of every operand; a constant drift's is left as one partial per sequence."""
-    advance = _advance(dtype, order, width, rank, has_right, has_shown, has_output=False)
-    retreat = _retreat(dtype, order, width, rank, has_right, has_shown, varying)
-    decay = _decay(dtype, order)
-    row = padded_order(dtype, order)
+    advance, retreat, decay = _advance(case, has_output=False), _retreat(case), _decay(case)
+    order, width, row, chunk, varying = case.order, case.width, case.row, case.chunk, case.varying
     size = width * row
-    element = np.dtype(dtype).type
+    element = np.dtype(case.dtype).type
 
-    def backward(
-        value, write, read, step, drift, right, shown, dy, dfinal, bounds, first_chunk, checkpoints,
-        dvalue, dwrite, dread, dstep, ddrift, dright, dinitial, dshown, groups, block, start, stop,
-    ):  # fmt: skip
+    def backward(operands, start, stop):
+        (bounds, first_chunk, groups, block), recurrence, checkpoints, dy, dfinal, gradient, dinitial = operands
+        ddrift = gradient.drift
         num_blocks = (groups + block - 1) // block
         ahead = PREFETCH * groups
         states = np.empty((chunk + 1) * block * size, element)
         decays = np.empty(chunk * block * row, element)
         adjoint = np.empty(block * size, element)
-        moved = np.empty(size, element)
         slopes = np.empty(block * row, element)
+        scratch, adjoints = Chunk(states, decays), Adjoint(adjoint, np.empty(size, element), slopes)
         for item in range(start, stop):
             sequence, first = item // num_blocks, item % num_blocks * block
             count = min(block, groups - first)
@@ -135,23 +207,26 @@ def build_backward(
                 for t in range(low, high):
                     u, s = t * groups + first, (t - low) * block
                     for g in range(count):
-                        decay(step, u + g, drift, u + g if varying else first + g, decays, (s + g) * row)
+                        decay(recurrence, u + g, u + g if varying else first + g, decays, (s + g) * row)
                     for g in range(count):
                         old, new = (s + g) * size, (s + g + block) * size
-                        advance(states, old, new, decays, (s + g) * row, value, write, read, right, shown, u + g, dy, ahead)
+                        advance(scratch, old, new, (s + g) * row, recurrence, u + g, dy, ahead)
                 # A chunk's share of the drift gradient is summed apart, so that long sequences lose no digits.
                 slopes[:] = 0
                 for t in range(high - 1, low - 1, -1):
                     for g in range(count):
                         u = t * groups + first + g
-                        d = u if varying else first + g
                         s = (t - low) * block + g
-                        old, new = s * size, (s + block) * size
-                        retreat(
-                            states, old, new, decays, s * row, adjoint, g * size, moved, slopes, g * row,
-                            value, write, read, step, drift, right, shown, dy, u, d,
-                            dvalue, dwrite, dread, dstep, ddrift, dright, dshown,
-                        )  # fmt: skip
+                        place = Place(
+                            u=u,
+                            d=u if varying else first + g,
+                            old=s * size,
+                            new=(s + block) * size,
+                            a=s * row,
+                            s=g * size,
+                            k=g * row,
+                        )
+                        retreat(place, scratch, adjoints, recurrence, dy, gradient)
                 if not varying:
                     for g in range(count):
                         for n in range(order):
@@ -165,34 +240,36 @@ def build_backward(
     return backward
 
 
-def _decay(dtype: str, order: int) -> Any:
+def _decay(case: Case) -> Any:
     """exp(step drift) of one position and group, in a loop of its own: its long dependency chains then overlap."""
+    order = case.order
 
-    @simd(dtype, simd_lanes(dtype, order))
-    def decay(emit: Emitter, step: Pointer, u: Any, drift: Pointer, d: Any, decays: Pointer, a: Any) -> None:
-        rate = emit.mul(emit.splat(step, u), emit.constant(math.log2(math.e)))
+    @simd(case.dtype, simd_lanes(case.dtype, order))
+    def decay(emit: Emitter, recurrence: Pointers, u: Any, d: Any, decays: Pointer, a: Any) -> None:
+        rate = emit.mul(emit.splat(recurrence.step, u), emit.constant(math.log2(math.e)))
         for n in emit.blocks(order):
-            exponent = emit.mul(rate, emit.load(drift, emit.at(emit.times(d, order), n)))
+            exponent = emit.mul(rate, emit.load(recurrence.drift, emit.at(emit.times(d, order), n)))
             emit.store(decays, emit.at(a, n), emit.exp2(exponent), padded=True)
 
     return decay
 
 
-def _advance(dtype: str, order: int, width: int, rank: int, has_right: bool, has_shown: bool, has_output: bool) -> Any:
-    """One position of one group: the state at `old` gives the state at `new`, and either y or a copy of the decay."""
-    row = padded_order(dtype, order)
+def _advance(case: Case, has_output: bool) -> Any:
+    """One position of one group: the state at `old` gives the state at `new`, and y where that is wanted."""
+    _, order, width, rank, has_right, has_seen, _, _, row = case
 
-    @simd(dtype, simd_lanes(dtype, order))
+    @simd(case.dtype, simd_lanes(case.dtype, order))
     def advance(
-        emit: Emitter, states: Pointer, old: Any, new: Any, decays: Pointer, a: Any, value: Pointer,
-        write: Pointer, read: Pointer, right: Pointer, shown: Pointer, u: Any, y: Pointer, ahead: Any,
-    ) -> None:  # fmt: skip
+        emit: Emitter, scratch: Chunk, old: Any, new: Any, a: Any, recurrence: Pointers, u: Any, y: Pointer, ahead: Any
+    ) -> None:
+        value, write, read, _, _, right, seen = recurrence
+        states, decays = scratch
         # Blocks of groups leave gaps between positions that the processor's own prefetching does not jump over.
         for array, length in ((value, rank * width), (write, rank * order), (read, order), (right, has_right * width**2)):
             emit.prefetch(array, emit.times(emit.at(u, ahead), length), length)
         values = _splats(emit, value, emit.times(u, rank * width), rank, width)
         outputs = [emit.variable() for _ in range(width)]
-        overlaps = [emit.variable() for _ in range(rank * (has_shown and has_output))]
+        overlaps = [emit.variable() for _ in range(rank * (has_seen and has_output))]
         for n in emit.blocks(order):
             left = emit.load(decays, emit.at(a, n), padded=True)
             state = _rows(emit, states, emit.at(old, n), width, row)
@@ -206,63 +283,63 @@ def _advance(dtype: str, order: int, width: int, rank: int, has_right: bool, has
                 emit.store(states, emit.at(new, n, p * row), state[p], padded=True)
             if has_output:
                 readout = emit.load(read, emit.at(emit.times(u, order), n))
-                for output, h in zip(outputs, moved if has_shown else state):
+                for output, h in zip(outputs, moved if has_seen else state):
                     output.set(emit.fma(readout, h, output.get()))
                 for overlap, where in zip(overlaps, wheres):
                     overlap.set(emit.fma(readout, where, overlap.get()))
         if has_output:
             for r, overlap in enumerate(overlaps):
                 for p, output in enumerate(outputs):
-                    seen = emit.splat(shown, emit.at(emit.times(u, rank * width), r * width + p))
-                    output.set(emit.fma(overlap.get(), seen, output.get()))
+                    own = emit.splat(seen, emit.at(emit.times(u, rank * width), r * width + p))
+                    output.set(emit.fma(overlap.get(), own, output.get()))
             emit.store_sums(y, emit.times(u, width), [output.get() for output in outputs])
 
     return advance
 
 
-def _retreat(dtype: str, order: int, width: int, rank: int, has_right: bool, has_shown: bool, varying: bool) -> Any:
+def _retreat(case: Case) -> Any:
     """One position of one group, backwards: the adjoint at `s` of the new state becomes that of the old one."""
-    row = padded_order(dtype, order)
+    dtype, order, width, rank, has_right, has_seen, varying, _, row = case
     # The sums of this step fill the registers already: a vector may take no more than one.
     lanes = min(simd_lanes(dtype, order), register_lanes(dtype))
 
     @simd(dtype, lanes)
     def retreat(
-        emit: Emitter, states: Pointer, old: Any, new: Any, decays: Pointer, a: Any, adjoint: Pointer, s: Any,
-        moved: Pointer, slopes: Pointer, k: Any, value: Pointer, write: Pointer, read: Pointer, step: Pointer,
-        drift: Pointer, right: Pointer, shown: Pointer, dy: Pointer, u: Any, d: Any, dvalue: Pointer, dwrite: Pointer,
-        dread: Pointer, dstep: Pointer, ddrift: Pointer, dright: Pointer, dshown: Pointer,
-    ) -> None:  # fmt: skip
+        emit: Emitter, place: Place, scratch: Chunk, adjoints: Adjoint, recurrence: Pointers, dy: Pointer, out: Pointers
+    ) -> None:
+        u, d, old, new, a, s, k = place
+        value, write, read, step, drift, right, seen = recurrence
+        (states, decays), (adjoint, moved, slopes) = scratch, adjoints
         values = _splats(emit, value, emit.times(u, rank * width), rank, width)
         (cotangents,) = _splats(emit, dy, emit.times(u, width), 1, width)
         rate = emit.splat(step, u)
         dvalues = [[emit.variable() for _ in range(width)] for _ in range(rank)]
         dsteps = emit.variable()
-        seen, extra, overlaps = [], [], []
-        if has_shown:
-            lines = _splats(emit, shown, emit.times(u, rank * width), rank, width)
-            seen = [emit.dot(line, cotangents) for line in lines]
-            extra = [emit.sub(c, emit.dot(line, cotangents)) for c, line in zip(seen, values)]
+        own, extra, overlaps = [], [], []
+        if has_seen:
+            lines = _splats(emit, seen, emit.times(u, rank * width), rank, width)
+            own = [emit.dot(line, cotangents) for line in lines]
+            extra = [emit.sub(c, emit.dot(line, cotangents)) for c, line in zip(own, values)]
             overlaps = [emit.variable() for _ in range(rank)]
         for n in emit.blocks(order):
             token = emit.at(emit.times(u, order), n)
             readout = emit.load(read, token)
             later = _rows(emit, adjoint, emit.at(s, n), width, row)
             upper = [emit.fma(readout, c, x) for c, x in zip(cotangents, later)]
-            source_adjoint = later if has_shown else upper
+            source_adjoint = later if has_seen else upper
             dreadout = emit.dot(_rows(emit, states, emit.at(new, n), width, row), cotangents)
             for r in range(rank):
                 source = emit.at(emit.times(u, rank * order), n, r * order)
                 where = emit.load(write, source)
                 dwhere = emit.dot(source_adjoint, values[r])
-                if has_shown:
+                if has_seen:
                     dreadout = emit.fma(extra[r], where, dreadout)
-                    dwhere = emit.fma(seen[r], readout, dwhere)
+                    dwhere = emit.fma(own[r], readout, dwhere)
                     overlaps[r].set(emit.fma(readout, where, overlaps[r].get()))
-                emit.store(dwrite, source, dwhere)
+                emit.store(out.write, source, dwhere)
                 for total, x in zip(dvalues[r], source_adjoint):
                     total.set(emit.fma(where, x, total.get()))
-            emit.store(dread, token, dreadout)
+            emit.store(out.read, token, dreadout)
             left = emit.load(decays, emit.at(a, n), padded=True)
             lower = [emit.mul(left, x) for x in upper]
             if has_right:
@@ -274,17 +351,17 @@ def _retreat(dtype: str, order: int, width: int, rank: int, has_right: bool, has
             slope = emit.dot(_rows(emit, states, emit.at(old, n), width, row), lower)
             dsteps.set(emit.fma(slope, emit.load(drift, emit.at(emit.times(d, order), n)), dsteps.get()))
             if varying:
-                emit.store(ddrift, token, emit.mul(slope, rate))
+                emit.store(out.drift, token, emit.mul(slope, rate))
             else:
                 total = emit.load(slopes, emit.at(k, n), padded=True)
                 emit.store(slopes, emit.at(k, n), emit.fma(slope, rate, total), padded=True)
-        emit.store_sums(dvalue, emit.times(u, rank * width), [total.get() for line in dvalues for total in line])
-        emit.store_sums(dstep, u, [dsteps.get()])
+        emit.store_sums(out.value, emit.times(u, rank * width), [total.get() for line in dvalues for total in line])
+        emit.store_sums(out.step, u, [dsteps.get()])
         for r, overlap in enumerate(overlaps):
             parts = [emit.mul(overlap.get(), c) for c in cotangents]
-            emit.store_sums(dshown, emit.at(emit.times(u, rank * width), r * width), parts)
+            emit.store_sums(out.seen, emit.at(emit.times(u, rank * width), r * width), parts)
         if has_right:
-            _store_dright(emit, states, old, moved, dright, emit.times(u, width * width))
+            _store_dright(emit, states, old, moved, out.right, emit.times(u, width * width))
 
     def _store_dright(emit: Emitter, states: Pointer, old: Any, moved: Pointer, dright: Pointer, start: Any) -> None:
         # H_old^T M in tiles of two by four: eight sums, six operands, within sixteen registers.

@@ -13,6 +13,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from shippo_ssm._dtypes import compute_dtype
+
 
 class Affine(NamedTuple):
     """The map H -> left H right + update.
@@ -43,6 +45,7 @@ class Recurrence(NamedTuple):
     """The operands of H_t = exp(step_t drift_t) H_{t-1} right_t + write_t value_t^T, y_t = read_t^T H_t, as one record.
 
     A record inside the package is normalised: the rank axis is there, all tensors have one floating dtype and device.
+    `normalised` makes one of what the public calls take.
 
     Args:
         value: [B, T, G, r, P].
@@ -62,6 +65,31 @@ class Recurrence(NamedTuple):
     drift: Tensor
     right: Tensor | None = None
     seen: Tensor | None = None
+
+    def map(self, function: Callable[[Tensor], Tensor]) -> Recurrence:
+        """`function` over every tensor of the record."""
+        return self._make(None if tensor is None else function(tensor) for tensor in self)
+
+    def map_time(self, function: Callable[[Tensor], Tensor]) -> Recurrence:
+        """`function` over every tensor that has a time axis, that is, all but a constant drift."""
+        return self.map(lambda tensor: tensor if tensor.ndim == 2 else function(tensor))
+
+    def between(self, start: int, stop: int) -> Recurrence:
+        """The positions start .. stop - 1."""
+        return self.map_time(lambda tensor: tensor[:, start:stop])
+
+    def normalised(self) -> Recurrence:
+        """The same recurrence with a rank axis, in the dtype that states are kept in."""
+        dtype, rank = compute_dtype(self.value.dtype), self.value.ndim == 5
+        value, write, read, step, drift, right, seen = self.map(lambda tensor: tensor.to(dtype))
+        if not rank:
+            value, write, seen = value.unsqueeze(-2), write.unsqueeze(-2), None if seen is None else seen.unsqueeze(-2)
+        return Recurrence(value, write, read, step, drift, right, seen)
+
+    def zero_state(self) -> Tensor:
+        """The state [B, G, N, P] before anything was written."""
+        batch, _, groups, order = self.read.shape
+        return self.value.new_zeros(batch, groups, order, self.value.shape[-1])
 
 
 def identity_affine(

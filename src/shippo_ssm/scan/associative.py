@@ -10,7 +10,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from shippo_ssm.scan.algebra import Affine, compose, identity_affine, map_tensors, outer, read_source
+from shippo_ssm.scan.algebra import Affine, Recurrence, compose, identity_affine, map_tensors, outer, read_source
 from shippo_ssm.scan.packing import scan_packed
 
 WIDER = {torch.float32: torch.float64, torch.complex64: torch.complex128}
@@ -56,40 +56,22 @@ def block_affine_scan(left: Tensor, right: Tensor | None, update: Tensor, *, ini
     return cumulative_affine(joined, time).update.narrow(time, 1, update.shape[time]).to(update.dtype)
 
 
-def transport_scan(
-    value: Tensor,
-    write: Tensor,
-    read: Tensor,
-    step: Tensor,
-    drift: Tensor,
-    right: Tensor | None = None,
-    *,
-    initial_state: Tensor | None = None,
-    shown: Tensor | None = None,
-    output_final_state: bool = False,
-    cu_seqlens: Tensor | None = None,
-) -> tuple[Tensor, Tensor | None]:
-    """H_t = exp(step_t drift_t) H_{t-1} right_t + write_t value_t^T, y_t = read_t^T H_t, by a parallel prefix."""
+def run(recurrence: Recurrence, initial_state: Tensor | None = None, cu_seqlens: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    """y and the final state, by a parallel prefix."""
     if cu_seqlens is not None:
-        operands = (value, write, read, step, drift, right)
-        return scan_packed(transport_scan, operands, cu_seqlens, shown, initial_state, output_final_state)
-    if value.ndim == 4:
-        value, write = value.unsqueeze(-2), write.unsqueeze(-2)
-        shown = None if shown is None else shown.unsqueeze(-2)
+        return scan_packed(run, recurrence, initial_state, cu_seqlens)
+    value, write, read, step, drift, right, seen = recurrence
     # Time goes behind the groups, as `block_affine_scan` has it: [B, G, T, ...].
     left_BGTN = (step.unsqueeze(-1) * drift).exp().movedim(1, 2)
     right_BGTPP = None if right is None else right.movedim(1, 2)
     update_BGTNP = outer(write, value).movedim(1, 2)
     states_BGTNP = block_affine_scan(left_BGTN, right_BGTPP, update_BGTNP, initial_state=initial_state)
     y = (read.unsqueeze(-2) @ states_BGTNP.movedim(2, 1)).squeeze(-2)
-    if shown is not None:
-        y = y + read_source(read, write, shown - value)
-    final_state = None
-    if output_final_state:
-        final_state = states_BGTNP[:, :, -1] if states_BGTNP.shape[2] else initial_state
-        if final_state is None:
-            final_state = update_BGTNP.new_zeros(*update_BGTNP.shape[:2], *update_BGTNP.shape[3:])
-    return y, final_state
+    if seen is not None:
+        y = y + read_source(read, write, seen - value)
+    if states_BGTNP.shape[2]:
+        return y, states_BGTNP[:, :, -1]
+    return y, recurrence.zero_state() if initial_state is None else initial_state
 
 
 def _take(elements: Affine, dim: int, span: slice) -> Affine:

@@ -18,7 +18,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from shippo_ssm.scan import associative
-from shippo_ssm.scan.algebra import outer, read_source
+from shippo_ssm.scan.algebra import Recurrence, outer, read_source
 from shippo_ssm.scan.packing import scan_packed
 
 LONGEST_CHUNK = 64
@@ -26,33 +26,16 @@ LONGEST_CHUNK = 64
 LARGEST_CONDITION = {torch.float32: 30.0, torch.float64: 1e4}
 
 
-def transport_scan(
-    value: Tensor,
-    write: Tensor,
-    read: Tensor,
-    step: Tensor,
-    drift: Tensor,
-    right: Tensor | None = None,
-    *,
-    initial_state: Tensor | None = None,
-    shown: Tensor | None = None,
-    output_final_state: bool = False,
-    cu_seqlens: Tensor | None = None,
-) -> tuple[Tensor, Tensor | None]:
-    """H_t = exp(step_t drift_t) H_{t-1} right_t + write_t value_t^T, y_t = read_t^T H_t, by chunks in a moving frame."""
-    operands = (value, write, read, step, drift, right)
+def run(recurrence: Recurrence, initial_state: Tensor | None = None, cu_seqlens: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    """y and the final state, by chunks in a moving frame."""
     if cu_seqlens is not None:
-        return scan_packed(transport_scan, operands, cu_seqlens, shown, initial_state, output_final_state)
+        return scan_packed(run, recurrence, initial_state, cu_seqlens)
+    value, write, read, step, drift, right, seen = recurrence
     length = chunk_length(read.shape[1], right)
     if length == 1:
         # A frame of one step is the step itself: nothing is left of the chunk but the scan of the maps.
-        return associative.transport_scan(
-            *operands, initial_state=initial_state, shown=shown, output_final_state=output_final_state
-        )
+        return associative.run(recurrence, initial_state)
     log_left = step.unsqueeze(-1) * drift
-    if value.ndim == 4:
-        value, write = value.unsqueeze(-2), write.unsqueeze(-2)
-        shown = None if shown is None else shown.unsqueeze(-2)
     num_positions = read.shape[1]
 
     # K chunks of C positions: [B, G, K, C, ...]. Padding stands at the front, as identity maps, so that the last position
@@ -83,10 +66,10 @@ def transport_scan(
     if frame_c is not None:
         y_c = (y_c.unsqueeze(-2) @ frame_c).squeeze(-2)
     # A position's own write needs no frame: it is read as it was written.
-    y_c = y_c + read_source(read_c, write_c, value_c if shown is None else _cut(shown, length))
+    y_c = y_c + read_source(read_c, write_c, value_c if seen is None else _cut(seen, length))
 
     y = y_c.flatten(2, 3)[:, :, -num_positions:].movedim(2, 1)
-    return y, states[:, :, -1] if output_final_state else None
+    return y, states[:, :, -1]
 
 
 def chunk_length(num_positions: int, right: Tensor | None) -> int:

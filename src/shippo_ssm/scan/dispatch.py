@@ -11,9 +11,10 @@ from torch import Tensor
 from shippo_ssm._dtypes import compute_dtype
 from shippo_ssm.scan import associative, chunked, fused, reference
 from shippo_ssm.scan.algebra import Recurrence
-from shippo_ssm.scan.checks import check_affine_arguments, check_transport_arguments
+from shippo_ssm.scan.checks import check_affine_arguments, check_recurrence
 
-BACKENDS = {"reference": reference, "associative": associative, "chunked": chunked, "fused": fused}
+# A backend is one function: (recurrence, initial_state, cu_seqlens) -> (y, final_state).
+BACKENDS = {"reference": reference.run, "associative": associative.run, "chunked": chunked.run, "fused": fused.run}
 FUSED_WIDEST = 16
 
 
@@ -59,7 +60,6 @@ def transport_scan(
     right: Tensor | None = None,
     *,
     initial_state: Tensor | None = None,
-    shown: Tensor | None = None,
     output_final_state: bool = False,
     cu_seqlens: Tensor | None = None,
     backend: str = "auto",
@@ -74,8 +74,6 @@ def transport_scan(
         drift: [G, N] (constant) or [B, T, G, N] (time-varying); negative entries forget.
         right: [B, T, G, P, P]; `None` (default) is the identity.
         initial_state: [B, G, N, P], or [num_sequences, G, N, P] with `cu_seqlens`; zeros by default.
-        shown: as `value`; what y_t sees of its own source in the place of `value`, y_t = read_t^T (H_t + write_t (shown_t -
-            value_t)^T); `None` (default) is `value` itself.
         output_final_state: whether to return the state after the last position.
         cu_seqlens: [num_sequences + 1] boundaries of sequences packed along T, with B = 1; a sequence may be empty.
         backend: "auto", "reference", "associative", "chunked" or "fused"; see `resolve_backend`.
@@ -93,23 +91,17 @@ def transport_scan(
         >>> y.flatten().tolist(), state.item()
         ([1.0, 2.0, 3.0], 3.0)
     """
-    check_transport_arguments(value, write, read, step, drift, right, initial_state, cu_seqlens, shown)
-    scan = BACKENDS[_choose(value, backend)[0]]
-    dtype, kept = value.dtype, compute_dtype(value.dtype)
-    value, write, read, step, drift = (tensor.to(kept) for tensor in (value, write, read, step, drift))
-    y, final_state = scan.transport_scan(
-        value,
-        write,
-        read,
-        step,
-        drift,
-        None if right is None else right.to(kept),
-        initial_state=None if initial_state is None else initial_state.to(kept),
-        shown=None if shown is None else shown.to(kept),
+    given = Recurrence(value, write, read, step, drift, right)
+    check_recurrence("transport_scan", given, initial_state, cu_seqlens)
+    recurrence = given.normalised()
+    y, final_state = scan(
+        recurrence,
+        initial_state=None if initial_state is None else initial_state.to(recurrence.value.dtype),
         output_final_state=output_final_state,
         cu_seqlens=cu_seqlens,
+        backend=backend,
     )
-    return y.to(dtype), final_state
+    return y.to(value.dtype), final_state
 
 
 def scan(
@@ -121,9 +113,8 @@ def scan(
     backend: str = "auto",
 ) -> tuple[Tensor, Tensor | None]:
     """`transport_scan` of a record that is checked and normalised already; y and the state in the record's dtype."""
-    run = BACKENDS[_choose(recurrence.value, backend)[0]].transport_scan
-    *operands, seen = recurrence
-    return run(*operands, initial_state=initial_state, shown=seen, output_final_state=output_final_state, cu_seqlens=cu_seqlens)
+    y, final_state = BACKENDS[_choose(recurrence.value, backend)[0]](recurrence, initial_state, cu_seqlens)
+    return y, final_state if output_final_state else None
 
 
 def block_affine_scan(
@@ -155,8 +146,8 @@ def block_affine_scan(
     kept = compute_dtype(update.dtype)
     right = None if right is None else right.to(kept)
     initial_state = None if initial_state is None else initial_state.to(kept)
-    scan = reference if backend == "reference" else associative
-    return scan.block_affine_scan(left.to(kept), right, update.to(kept), initial_state=initial_state).to(update.dtype)
+    module = reference if backend == "reference" else associative
+    return module.block_affine_scan(left.to(kept), right, update.to(kept), initial_state=initial_state).to(update.dtype)
 
 
 def _choose(value: Tensor, backend: str) -> tuple[str, str]:

@@ -12,6 +12,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from shippo_ssm.scan.algebra import Recurrence
+
 
 class Packing(NamedTuple):
     """Where each packed position lies in the padded batch.
@@ -53,25 +55,11 @@ def packing_of(cu_seqlens: Tensor) -> Packing:
 
 
 def scan_packed(
-    transport_scan: Callable[..., tuple[Tensor, Tensor | None]],
-    operands: tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor | None],
-    cu_seqlens: Tensor,
-    shown: Tensor | None,
-    initial_state: Tensor | None,
-    output_final_state: bool,
-) -> tuple[Tensor, Tensor | None]:
-    """`transport_scan(*operands)` of packed sequences as a padded batch; y comes back packed, one final state per sequence."""
+    run: Callable[..., tuple[Tensor, Tensor]], recurrence: Recurrence, initial_state: Tensor | None, cu_seqlens: Tensor
+) -> tuple[Tensor, Tensor]:
+    """`run` on packed sequences as a padded batch; y comes back packed, one final state per sequence."""
     packing = packing_of(cu_seqlens)
-    value, write, read, step, drift, right = operands
-    y, final_state = transport_scan(
-        packing.pad(value),
-        packing.pad(write),
-        packing.pad(read),
-        packing.pad(step),
-        packing.pad(drift) if drift.ndim == 4 else drift,
-        None if right is None else packing.pad_right(right),
-        initial_state=initial_state,
-        shown=None if shown is None else packing.pad(shown),
-        output_final_state=output_final_state,
-    )
+    right = None if recurrence.right is None else packing.pad_right(recurrence.right)
+    padded = recurrence._replace(right=None).map_time(packing.pad)._replace(right=right)
+    y, final_state = run(padded, initial_state)
     return packing.unpad(y), final_state

@@ -21,15 +21,16 @@ are asked for ahead of their use, or waiting for memory would cost a third of th
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from shippo_ssm._simd import simd
-from shippo_ssm.experiments.projection.carry import ROWS
+from shippo_ssm.engine import simd
 
 __all__ = ["build_backward", "build_forward"]
 
+# Rows of a product in the kernels: ranks are multiples of it, and so is the memory for gradients of generators.
+ROWS = 4
 # A product has ROWS * width / LANES accumulators, enough at width 16 to hide the latency of a fused multiply-add.
 LANES = 8
 # Vectors of a generator handled together.
@@ -38,6 +39,39 @@ CHUNK = 8
 BLOCK = 16
 # Positions by which memory is asked for ahead of its use.
 AHEAD = 4
+
+
+class Forward(NamedTuple):
+    """Operands of the forward kernel; the integers are those of `Backward`."""
+
+    signal: Any
+    maps: Any
+    coef: Any
+    generators: Any
+    moved: Any
+    frame: Any
+    length: int
+    near: int
+    apart: int
+
+
+class Backward(NamedTuple):
+    """Operands of the backward kernel."""
+
+    signal: Any
+    maps: Any
+    write: Any
+    coef: Any
+    generators: Any
+    frame: Any
+    dstate: Any
+    dmaps: Any
+    dgenerators: Any
+    length: int
+    near: int
+    """Last positions with the full degree."""
+    apart: int
+    """n width, the distance between rows of `moved`."""
 
 
 def _matrix(emit: Any, array: Any, start: Any, lead: int) -> Any:
@@ -213,7 +247,8 @@ def build_forward(width: int, rank: int, front: bool, count: int, dense: int, de
     # Horner's rule from the inside: 1 / degree, .., 1 / 2, 1. Degrees one to three are in use.
     inmost, inner, outer = (_horner(width, scale) for scale in (1 / 3, 1 / 2, 1.0))
 
-    def forward(signal, maps, coef, generators, moved, frame, length, near, apart, start, stop):
+    def forward(operands, start, stop):
+        signal, maps, coef, generators, moved, frame, length, near, apart = operands
         step, value = np.empty(size, np.float32), np.empty(rank * width, np.float32)
         deep, deeper = np.empty(size, np.float32), np.empty(size, np.float32)
         frames = frame if keep else np.empty(2 * size, np.float32)
@@ -278,7 +313,8 @@ def build_backward(width: int, rank: int, order: int, count: int, learned: bool)
     product, pair, advance = _product(width, width), _pair(width), _advance(width, rank)
     spread_front, spread = _spread(wide, width), _spread(size, padded)
 
-    def backward(signal, maps, write, coef, generators, frame, dstate, dmaps, dgenerators, length, near, apart, start, stop):
+    def backward(operands, start, stop):
+        signal, maps, write, coef, generators, frame, dstate, dmaps, dgenerators, length, near, _ = operands
         step, adjoint = np.empty(size, np.float32), np.empty(size, np.float32)
         shifted, moving = np.empty(size, np.float32), np.empty(size, np.float32)
         value, dmoved = np.empty(wide, np.float32), np.empty(wide, np.float32)

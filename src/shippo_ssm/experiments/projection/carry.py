@@ -19,21 +19,16 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from shippo_ssm._numba import jit, parallel_for
+from shippo_ssm.engine import launch
+from shippo_ssm.experiments.projection._carry_kernels import ROWS, Backward, Forward, build_backward, build_forward
 
 TRAIN_DEGREE, EXACT_DEGREE = 2, 3
-# Rows of a product in the kernels: ranks are multiples of it, and so is the memory for gradients of generators.
-ROWS = 4
 
 
-def _run(builder: Any, tensors: tuple[Tensor | None, ...], signal: Tensor, near: int | None, **constants: Any) -> None:
-    """Call a kernel on flat arrays (empty ones for None), one work item per sequence."""
-    kernel = jit(builder, f"void({'float32[::1], ' * len(tensors)}{', '.join(['int64'] * 5)})", **constants)
-    empty = torch.empty(0)
-    arrays = [(empty if tensor is None else tensor).detach().contiguous().view(-1).numpy() for tensor in tensors]
+def _spans(signal: Tensor, near: int | None) -> tuple[int, int, int]:
+    """The integers of a kernel's operands: length, near, apart."""
     n, length, width = signal.shape
-    near = length if near is None else near
-    parallel_for(n, lambda start, stop: kernel(*arrays, length, near, n * width, start, stop))
+    return length, length if near is None else near, n * width
 
 
 class Motion(NamedTuple):
@@ -58,8 +53,6 @@ def num_dense(generators: Tensor) -> int:
 
 def _forward(signal: Tensor, front: Tensor | None, motion: Motion | None, degree: int, frame: Tensor | None) -> Tensor:
     """z [T, r, n, d]: positions first, so that the sum over them is one product."""
-    from shippo_ssm.experiments.projection._carry_kernels import build_forward
-
     n, length, width = signal.shape
     rank = 1 if front is None else front.shape[1] // width
     moved = torch.empty(length, rank, n, width)
@@ -68,8 +61,8 @@ def _forward(signal: Tensor, front: Tensor | None, motion: Motion | None, degree
     # Learned generators are dense.
     dense = num_dense(generators) if generators is not None and degree == EXACT_DEGREE else count
     constants = {"width": width, "rank": rank, "front": front is not None, "count": count, "dense": dense}
-    tensors = (signal, front, coef, generators, moved, frame)
-    _run(build_forward, tensors, signal, near, **constants, degree=degree, keep=frame is not None)
+    operands = Forward(signal, front, coef, generators, moved, frame, *_spans(signal, near))
+    launch(build_forward, n, operands, **constants, degree=degree, keep=frame is not None)
     return moved
 
 
@@ -89,8 +82,6 @@ class _FinalState(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        from shippo_ssm.experiments.projection._carry_kernels import build_backward
-
         signal, front, write, frame, coef, generators, moved = ctx.saved_tensors
         n, _, width = signal.shape
         order, length, rank = write.shape
@@ -98,7 +89,8 @@ class _FinalState(torch.autograd.Function):
         dfront = torch.empty(n, *front.shape)
         turned = torch.empty(n, -(-count // ROWS) * ROWS, width, width)
         tensors = (signal, front, write.permute(1, 2, 0), coef, generators, frame, grads[0], dfront, turned)
-        _run(build_backward, tensors, signal, ctx.near, width=width, rank=rank, order=order, count=count, learned=learned)
+        operands = Backward(*tensors, *_spans(signal, ctx.near))
+        launch(build_backward, n, operands, width=width, rank=rank, order=order, count=count, learned=learned)
         dwrite = grads[0].transpose(0, 1).flatten(1) @ moved.flatten(0, 1).flatten(1).mT
         dgenerators = turned.sum(0)[:count].mT if learned else None
         found = None, dfront.sum(0), dwrite.view(order, length, rank), None

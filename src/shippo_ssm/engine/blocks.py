@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from shippo_ssm._simd import Emitter, simd
+from shippo_ssm.engine.emitter import Emitter, simd
 
 LANES = 8
 

@@ -1,8 +1,8 @@
 """Explicit SIMD inside Numba kernels: a Python function that is run once, while compiling, to write vector instructions.
 
 `@simd(dtype, lanes)` turns a *trace* into something a kernel can call. The trace receives an `Emitter` and the call's
-arguments (arrays become `Pointer`s, integers stay integers); loops and lists in it are Python's and therefore unrolled,
-while `Emitter.blocks` and `Variable` make a loop that exists at run time:
+arguments (arrays become `Pointer`s, integers stay integers, a named tuple of them stays one); loops and lists in it are
+Python's and therefore unrolled, while `Emitter.blocks` and `Variable` make a loop that exists at run time:
 
     @simd("float32", 8)
     def dot(emit, x, y, out, i):                      # out[i] = sum_n x[n] y[n],   n < 100
@@ -51,19 +51,22 @@ def register_lanes(dtype: str) -> int:
 
 def simd(dtype: str, lanes: int) -> Callable[[Callable[..., None]], Any]:
     """Decorator: make `trace(emit, *arguments)` callable from a kernel, with vectors of `lanes` elements of `dtype`."""
-    from numba.core import types
+    from numba.core import cgutils, types
     from numba.extending import intrinsic
 
     def decorate(trace: Callable[..., None]) -> Any:
         def definition(typing_context: Any, *argument_types: Any) -> Any:
             def generate(context: Any, builder: Any, signature: Any, arguments: Sequence[Any]) -> Any:
-                operands = [
-                    Pointer(context.make_array(kind)(context, builder, argument).data)
-                    if isinstance(kind, types.Array)
-                    else argument
-                    for kind, argument in zip(argument_types, arguments)
-                ]
-                trace(Emitter(builder, dtype, lanes), *operands)
+                def operand(kind: Any, argument: Any) -> Any:
+                    if isinstance(kind, types.Array):
+                        return Pointer(context.make_array(kind)(context, builder, argument).data)
+                    if isinstance(kind, types.BaseNamedTuple):
+                        record: Any = kind
+                        fields = cgutils.unpack_tuple(builder, argument, len(record))
+                        return record.instance_class(*map(operand, record, fields))
+                    return argument
+
+                trace(Emitter(builder, dtype, lanes), *map(operand, argument_types, arguments))
                 return context.get_dummy_value()
 
             return types.void(*argument_types), generate

@@ -1,0 +1,24 @@
+"""From Python to machine code: kernels compiled on first use and kept on disk, vector instructions, threads.
+
+builder + constants, record of operands --launch--> machine code on all threads
+"""
+
+from shippo_ssm.engine.blocks import LANES, block_reader, block_writer
+from shippo_ssm.engine.compiler import cache_directory
+from shippo_ssm.engine.emitter import Emitter, Pointer, Variable, register_lanes, simd, simd_lanes
+from shippo_ssm.engine.run import launch, parallel_for
+
+__all__ = [
+    "LANES",
+    "Emitter",
+    "Pointer",
+    "Variable",
+    "block_reader",
+    "block_writer",
+    "cache_directory",
+    "launch",
+    "parallel_for",
+    "register_lanes",
+    "simd",
+    "simd_lanes",
+]

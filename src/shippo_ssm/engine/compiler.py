@@ -1,0 +1,154 @@
+"""Compile a kernel for this machine on first use and keep its machine code on disk.
+
+A kernel is written as a *builder*: a module-level function that takes compile-time constants (sizes, ranks) and returns
+a plain Python function kernel(operands, start, stop), where `operands` is a named tuple of flat arrays, integers and
+further named tuples. `compile_kernel` runs the builder and compiles what it returns.
+
+Nothing here imports Numba until then. What our kernels need from the compiler (the SLP vectoriser) is put back before
+Numba's compiler lock is released, so that other users of Numba in the process never see it. Machine code is kept below
+`cache_directory()`, one file for each (builder, constants, operand types, source text, processor, Numba version):
+concurrent processes can at worst write the same file twice. A directory that cannot be written, or a damaged file, costs
+a compilation and nothing else.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import inspect
+import logging
+import os
+import platform
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from shippo_ssm import _private
+
+logger = logging.getLogger("shippo_ssm")
+
+# What a field of a record is: the dtype of a flat array, `int`, or the class of a record, followed by its own fields.
+Kinds = tuple[Any, ...]
+
+_announced = False
+
+
+def cache_directory() -> Path:
+    """Where compiled kernels are kept: `$SHIPPO_CACHE_DIR`, or `shippo-ssm` in the user's cache directory.
+
+    Returns:
+        The directory; it need not exist and need not be writable.
+    """
+    if override := os.environ.get("SHIPPO_CACHE_DIR"):
+        return Path(override)
+    if xdg := os.environ.get("XDG_CACHE_HOME"):
+        return Path(xdg) / "shippo-ssm"
+    if sys.platform == "win32":
+        return Path(os.environ.get("LOCALAPPDATA") or Path.home() / "AppData" / "Local") / "shippo-ssm" / "Cache"
+    if sys.platform == "darwin":
+        return Path.home() / "Library" / "Caches" / "shippo-ssm"
+    return Path.home() / ".cache" / "shippo-ssm"
+
+
+def compile_kernel(builder: Callable[..., Callable], kinds: Kinds, constants: dict[str, Any]) -> Callable[..., None]:
+    """The machine code of `builder(**constants)` for operands of these kinds, from disk or compiled now.
+
+    Returns:
+        A callable (operands, start, stop) that holds no GIL while it runs. It trusts the types of what it is given.
+    """
+    import numba
+
+    digest = _digest(builder, kinds, constants)
+    file = cache_directory() / f"{builder.__name__}-{digest}.kernel" if Path(inspect.getfile(builder)).exists() else None
+    function: Any = builder(**constants)
+    # Machine code is linked by name. Numba counts names in each process anew, so one from disk could meet a stranger.
+    function.__name__ = function.__qualname__ = f"{function.__name__}_{digest}"
+    # Fused multiply-add is the only liberty that the kernels' own arithmetic takes.
+    dispatcher: Any = numba.njit(function, nogil=True, fastmath={"contract"}, error_model="numpy", boundscheck=False)
+    with _private.slp_vectorizer():
+        result = _load(file, dispatcher.targetctx)
+        if result is None:
+            _announce(f"{builder.__name__}({', '.join(f'{k}={v}' for k, v in constants.items())})")
+            dispatcher.compile((_record_type(iter(kinds)), numba.int64, numba.int64))
+            (result,) = dispatcher.overloads.values()
+            _save(file, result)
+    # Not the dispatcher: it would look up the type of every operand again, which takes longer than a short kernel.
+    return result.entry_point
+
+
+def _record_type(kinds: Iterator[Any]) -> Any:
+    """The Numba type that the next of `kinds` stands for."""
+    import numba
+    from numba.core import types
+
+    kind = next(kinds)
+    if isinstance(kind, np.dtype):
+        return types.Array(numba.from_dtype(kind), 1, "C")
+    if kind is int:
+        return types.int64
+    return types.BaseTuple.from_types([_record_type(kinds) for _ in kind._fields], kind)
+
+
+def _digest(builder: Callable, kinds: Kinds, constants: dict[str, Any]) -> str:
+    """What machine code is known by: the kernel, the types of its operands, the text it comes from, and this machine."""
+    import numba
+    from numba.core.registry import cpu_target
+
+    fields = [(kind.__qualname__, kind._fields) if hasattr(kind, "_fields") else str(kind) for kind in kinds]
+    machine = (cpu_target.target_context.codegen().magic_tuple(), numba.__version__, platform.python_version())
+    what = (builder.__module__, builder.__qualname__, fields, sorted(constants.items()), machine)
+    digest = hashlib.sha256(repr(what).encode())
+    # The builder's own module, what that takes from others of the package, and this room.
+    taken = [thing for thing in vars(inspect.getmodule(builder)).values() if _ours(thing)]
+    files = {Path(inspect.getfile(thing)) for thing in (builder, *taken)} | set(Path(__file__).parent.glob("*.py"))
+    for file in sorted(files):
+        if file.exists():
+            digest.update(file.read_bytes())
+    return digest.hexdigest()[:32]
+
+
+def _ours(thing: Any) -> bool:
+    """Whether `thing` is a function or class of this package."""
+    return (inspect.isfunction(thing) or inspect.isclass(thing)) and thing.__module__.startswith("shippo_ssm.")
+
+
+def _announce(name: str) -> None:
+    global _announced
+    logger.info("compiling %s for this machine", name)
+    if not _announced and sys.stderr is not None and sys.stderr.isatty():
+        print(
+            f"shippo: compiling kernels for this machine, once; kept in {cache_directory()}",
+            file=sys.stderr,
+            flush=True,
+        )
+    _announced = True
+
+
+def _load(file: Path | None, target: Any) -> Any:
+    if file is None:
+        return None
+    try:
+        payload = file.read_bytes()
+    except OSError:
+        return None
+    try:
+        return _private.unpack_compiled(target, payload)
+    except Exception as error:
+        logger.info("cached kernel %s is not usable (%s): compiling again", file, error)
+        return None
+
+
+def _save(file: Path | None, result: Any) -> None:
+    if file is None:
+        return
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        # Written aside and renamed, so that a reader sees a whole file or none.
+        with tempfile.NamedTemporaryFile(dir=file.parent, prefix=file.name, delete=False) as part:
+            part.write(_private.pack_compiled(result))
+        os.replace(part.name, file)
+    except OSError as error:
+        logger.info("compiled kernel is not kept: %s", error)

@@ -1,0 +1,148 @@
+"""Run kernels: operands flattened, machine code looked up, the work shared between threads.
+
+Threads are ours rather than Numba's because Numba's default threading layer must not be entered from two Python
+threads at once and does not survive a fork. A kernel computes each of its items the same way whatever slice it is
+called with, so results do not depend on the number of threads.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import os
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import numpy as np
+import torch
+
+from shippo_ssm.engine.compiler import compile_kernel
+
+# Slices handed out per thread: enough that a core taken away by another process does not hold up the whole call.
+_SLICES_PER_THREAD = 4
+
+_kernels: dict[tuple, Callable[..., None]] = {}
+_lock = threading.RLock()
+_pool: ThreadPoolExecutor | None = None
+
+
+def launch(builder: Callable[..., Callable], count: int, operands: Any, /, **constants: Any) -> None:
+    """Run the kernel `builder(**constants)` on `operands` for all items of `range(count)`, on all threads.
+
+    Args:
+        builder: module-level function returning the kernel, a function (operands, start, stop). What it closes over is a
+            compile-time constant. What the kernel is made of must stand in the builder's own module, in a module that it
+            imports a function from, or in this room: machine code on disk is known by the text of those files. It calls
+            traces (`simd`), but no other compiled function: a kernel is machine code as a whole.
+        count: number of items; the kernel's result for an item must not depend on the slice it comes in.
+        operands: a named tuple whose fields are CPU tensors, flat arrays, integers, `None`, or further named tuples. The
+            kernel sees the same record with flat contiguous arrays, empty ones for `None` (of the dtype of the field
+            before). Tensors that it writes must be contiguous already.
+        constants: keyword arguments of the builder; hashable, with a `repr` that tells them apart.
+
+    Example:
+        >>> from typing import NamedTuple
+        >>> class Operands(NamedTuple):
+        ...     x: torch.Tensor
+        >>> def build(factor):
+        ...     def scale(operands, start, stop):
+        ...         for i in range(start, stop):
+        ...             operands.x[i] *= factor
+        ...     return scale
+        >>> x = torch.ones(4)
+        >>> launch(build, 4, Operands(x), factor=3.0)
+        >>> x.tolist()
+        [3.0, 3.0, 3.0, 3.0]
+    """
+    kinds: list[Any] = []
+    flat = _flatten(operands, kinds)
+    key = (builder, *kinds, *constants.items())
+    kernel = _kernels.get(key)
+    if kernel is None:
+        with _lock:
+            kernel = _kernels.get(key)
+            if kernel is None:
+                kernel = _kernels[key] = compile_kernel(builder, tuple(kinds), constants)
+    parallel_for(count, functools.partial(kernel, flat))
+
+
+def parallel_for(n: int, body: Callable[[int, int], None]) -> None:
+    """Call `body(start, stop)` on slices that cover `range(n)`, on as many threads as `torch.get_num_threads()`.
+
+    The calling thread works too, and never waits for a slice that has not been started, so calls may come from several
+    Python threads at once or be nested. The first exception of a slice is raised here.
+
+    Args:
+        n: number of items.
+        body: computes the items `start .. stop - 1`; it must release the GIL to gain from threads, and its result for
+            an item must not depend on the slice the item comes in.
+
+    Example:
+        >>> seen = []
+        >>> parallel_for(5, lambda start, stop: seen.extend(range(start, stop)))
+        >>> sorted(seen)
+        [0, 1, 2, 3, 4]
+    """
+    num_threads = min(torch.get_num_threads(), os.cpu_count() or 1, n)
+    if num_threads <= 1:
+        if n > 0:
+            body(0, n)
+        return
+    num_slices = min(n, num_threads * _SLICES_PER_THREAD)
+    # One shared iterator: `next` is atomic, so threads draw slices from it without a lock.
+    slices = iter([(i * n // num_slices, (i + 1) * n // num_slices) for i in range(num_slices)])
+
+    def work() -> None:
+        for start, stop in slices:
+            body(start, stop)
+
+    helpers = []
+    # At interpreter shutdown the pool takes no more work; the calling thread then does all of it.
+    with contextlib.suppress(RuntimeError):
+        pool = _pool or _thread_pool()
+        helpers = [pool.submit(work) for _ in range(num_threads - 1)]
+    try:
+        work()
+    finally:
+        running = [helper for helper in helpers if not helper.cancel()]
+        failures = [error for helper in running if (error := helper.exception()) is not None]
+    if failures:
+        raise failures[0]
+
+
+def _flatten(record: tuple, kinds: list[Any]) -> tuple:
+    """The fields of `record` as a kernel takes them; appends to `kinds` what each of them is."""
+    kinds.append(type(record))
+    fields = []
+    for operand in record:
+        if isinstance(operand, tuple):
+            fields.append(_flatten(operand, kinds))
+            continue
+        if operand is None:
+            operand = np.empty(0, kinds[-1])
+        elif isinstance(operand, torch.Tensor):
+            operand = operand.detach().contiguous().view(-1).numpy()
+        kinds.append(int if isinstance(operand, int) else operand.dtype)
+        fields.append(operand)
+    return tuple(fields)
+
+
+def _thread_pool() -> ThreadPoolExecutor:
+    global _pool
+    with _lock:
+        if _pool is None:
+            _pool = ThreadPoolExecutor(max(1, (os.cpu_count() or 1) - 1), thread_name_prefix="shippo")
+        return _pool
+
+
+def _forget_threads() -> None:
+    # A forked child inherits neither the pool's threads nor the owner of the lock.
+    global _pool, _lock
+    _pool = None
+    _lock = threading.RLock()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_forget_threads)

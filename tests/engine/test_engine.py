@@ -1,0 +1,184 @@
+"""What compiles, keeps and runs kernels: records of operands, machine code on disk, threads, vector instructions."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+import torch
+
+from shippo_ssm import _private
+from shippo_ssm.engine import Emitter, Pointer, cache_directory, compiler, launch, parallel_for, run, simd
+
+
+@pytest.fixture(autouse=True)
+def _threads():
+    """No test leaves another number of threads behind."""
+    threads = torch.get_num_threads()
+    yield
+    torch.set_num_threads(threads)
+
+
+def build_scale(factor):
+    def scale(operands, start, stop):
+        for i in range(start, stop):
+            operands.x[i] *= factor
+
+    return scale
+
+
+class Operands(NamedTuple):
+    x: Any
+
+
+def scaled(count, factor, first=0):
+    """Ones of which those from `first` on were multiplied by a kernel."""
+    x = np.ones(count)
+    launch(build_scale, count - first, Operands(x[first:]), factor=factor)
+    return x.tolist()
+
+
+@pytest.fixture
+def compilations(monkeypatch):
+    """Names of the kernels that were really compiled, with an empty memory of earlier ones."""
+    names: list[str] = []
+    monkeypatch.setattr(compiler, "_announce", names.append)
+    monkeypatch.setattr(run, "_kernels", {})
+    return names
+
+
+def test_compiled_code_is_kept_on_disk(monkeypatch, tmp_path, compilations):
+    monkeypatch.setenv("SHIPPO_CACHE_DIR", str(tmp_path / "new" / "cache"))
+    assert cache_directory() == tmp_path / "new" / "cache"
+    for attempt in range(3):
+        run._kernels.clear()
+        assert scaled(3, 3.0, first=1) == [1.0, 3.0, 3.0]
+        (file,) = cache_directory().iterdir()
+        assert len(compilations) == (1 if attempt < 2 else 2)
+        if attempt == 1:
+            file.write_bytes(b"damaged")
+    assert scaled(2, 2.0) == [2.0, 2.0]
+    assert len(list(cache_directory().iterdir())) == 2
+
+
+def test_a_cache_that_cannot_be_written_costs_a_compilation_only(monkeypatch, tmp_path, compilations):
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("SHIPPO_CACHE_DIR", str(tmp_path / "file" / "below"))
+    assert scaled(2, 5.0) == scaled(2, 5.0) == [5.0, 5.0]
+    assert len(compilations) == 1
+
+
+def test_first_compilation_is_said_once(monkeypatch, tmp_path, capsys, caplog):
+    monkeypatch.setattr(compiler, "_announced", False)
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True, raising=False)
+    with caplog.at_level("INFO", logger="shippo_ssm"):
+        compiler._announce("a")
+        compiler._announce("b")
+    assert capsys.readouterr().err.count("compiling kernels for this machine") == 1
+    assert [record.getMessage() for record in caplog.records] == [f"compiling {name} for this machine" for name in "ab"]
+
+
+def test_compiler_settings_do_not_leak(monkeypatch, tmp_path, compilations):
+    from numba.core import config
+
+    def settings():
+        return {name: value for name, value in vars(config).items() if name.isupper()}
+
+    monkeypatch.setenv("SHIPPO_CACHE_DIR", str(tmp_path))
+    before = settings()
+    scaled(1, 7.0)
+    assert compilations
+    assert settings() == before
+    with _private.slp_vectorizer():
+        assert settings() == before | {"SLP_VECTORIZE": 1}
+    assert settings() == before
+
+
+def test_parallel_for_covers_everything_and_raises():
+    torch.set_num_threads(2)
+    seen = np.zeros(1001, dtype=int)
+
+    def count(start, stop):
+        seen[start:stop] += 1
+
+    for n in (0, 1, 1001):
+        seen[:] = 0
+        parallel_for(n, count)
+        assert seen.tolist() == [1] * n + [0] * (1001 - n)
+    with pytest.raises(ZeroDivisionError):
+        parallel_for(8, lambda start, stop: 1 // 0)
+    # Calls from inside a slice must not wait for threads that are all busy waiting.
+    parallel_for(8, lambda start, stop: parallel_for(8, lambda start, stop: None))
+
+
+class Pair(NamedTuple):
+    left: Any
+    right: Any
+
+
+class Nested(NamedTuple):
+    pair: Pair
+    missing: Any
+    shift: int
+    out: Any
+
+
+def build_dot(length):
+    @simd("float32", 8)
+    def dot(emit: Emitter, pair: Any, out: Pointer, i: Any) -> None:
+        total, start = emit.variable(), emit.times(i, length)
+        for n in emit.blocks(length):
+            total.set(emit.fma(emit.load(pair.left, emit.at(start, n)), emit.load(pair.right, emit.at(start, n)), total.get()))
+        emit.store_sums(out, i, [total.get()])
+
+    def kernel(operands, start, stop):
+        for i in range(start, stop):
+            dot(operands.pair, operands.out, i)
+            operands.out[i] += operands.shift + operands.missing.size
+
+    return kernel
+
+
+def test_records_may_be_nested_and_reach_the_vector_instructions():
+    left, right, out = torch.randn(5, 11), torch.randn(11, 5).mT.requires_grad_(), torch.empty(5)
+    launch(build_dot, 5, Nested(Pair(left, right), None, 2, out), length=11)
+    torch.testing.assert_close(out, (left * right.detach()).sum(-1) + 2)
+
+
+def test_operands_of_another_dtype_take_another_kernel(compilations):
+    for dtype in (np.float64, np.int64):
+        x = np.ones(3, dtype)
+        launch(build_scale, 3, Operands(x), factor=2)
+        assert x.tolist() == [2, 2, 2]
+    assert len(run._kernels) == 2
+
+
+def test_machine_code_is_known_by_its_module_and_the_engine(monkeypatch, tmp_path):
+    kinds = (Operands, np.dtype("float64"))
+    here = compiler._digest(build_scale, kinds, {"factor": 2.0})
+    assert here == compiler._digest(build_scale, kinds, {"factor": 2.0})
+    assert here != compiler._digest(build_scale, kinds, {"factor": 3.0})
+    assert here != compiler._digest(build_scale, (Pair, *kinds[1:] * 2), {"factor": 2.0})
+    moved = tmp_path / "kernels.py"
+    moved.write_text("def build_scale(factor): ...")
+    monkeypatch.setattr(compiler.inspect, "getfile", lambda builder: str(moved))
+    assert here != compiler._digest(build_scale, kinds, {"factor": 2.0})
+
+
+def test_kernels_from_disk_and_new_ones_do_not_meet(tmp_path):
+    """Numba names functions by a count that starts anew in each process: the second one here counts as the first did."""
+    code = (
+        "import sys; sys.path.insert(0, sys.argv[1]); from test_engine import scaled; "
+        "print([scaled(1, float(factor)) for factor in sys.argv[2:]])"
+    )
+
+    def scaled_elsewhere(*factors):
+        command = [sys.executable, "-c", code, str(Path(__file__).parent), *factors]
+        environment = os.environ | {"SHIPPO_CACHE_DIR": str(tmp_path)}
+        return subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout.strip()
+
+    assert scaled_elsewhere("2", "3") == "[[2.0], [3.0]]"
+    assert scaled_elsewhere("3", "4", "2", "5") == "[[3.0], [4.0], [2.0], [5.0]]"
