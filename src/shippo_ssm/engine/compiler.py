@@ -98,7 +98,8 @@ def _digest(builder: Callable, kinds: Kinds, constants: dict[str, Any]) -> str:
     from numba.core.registry import cpu_target
 
     fields = [(kind.__qualname__, kind._fields) if hasattr(kind, "_fields") else str(kind) for kind in kinds]
-    machine = (cpu_target.target_context.codegen().magic_tuple(), numba.__version__, platform.python_version())
+    target: Any = cpu_target.target_context
+    machine = (target.codegen().magic_tuple(), numba.__version__, platform.python_version())
     what = (builder.__module__, builder.__qualname__, fields, sorted(constants.items()), machine)
     digest = hashlib.sha256(repr(what).encode())
     # The builder's own module, what that takes from others of the package, and this room.
