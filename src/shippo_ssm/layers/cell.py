@@ -43,8 +43,9 @@ class CellState(NamedTuple):
 
     @property
     def source(self) -> Tensor:
-        """U_T = write value^T, [B, G, N, P]."""
-        return _outer(self.write, self.value, self.memory.ndim)
+        """U_T = write value^T, [B, G, N, P], summed over the rank where there is one."""
+        groups = self.memory.shape[:2]
+        return self.write.view(*groups, -1, self.write.shape[-1]).mT @ self.value.view(*groups, -1, self.value.shape[-1])
 
 
 def shippo_cell(
@@ -151,8 +152,8 @@ def run_cell(
         backend=backend,
     )
     assert memory is not None
-    write, value = (_last(*pair, segment.cu_seqlens) for pair in ((write, before.write), (value, before.value)))
-    return y, CellState(memory, write, value)
+    ends = segment.cu_seqlens
+    return y, CellState(memory, _last(write, before.write, ends), _last(value, before.value, ends))
 
 
 def step_cell(recurrence: Recurrence, mix: Tensor, before: CellState) -> tuple[Tensor, CellState]:
@@ -192,16 +193,10 @@ def shippo_cell_step(
     gamma, beta = (mix * step)[..., None, None], ((1 - mix) * step)[..., None, None]
     memory = state.memory + beta * state.source
     memory = memory if right is None else memory @ right.to(kept)
-    memory = torch.exp(step[..., None] * drift)[..., None] * memory + gamma * _outer(write, value, memory.ndim)
+    after = state._replace(write=write.view_as(state.write), value=value.view_as(state.value))
+    memory = torch.exp(step[..., None] * drift)[..., None] * memory + gamma * after.source
     y = (read.unsqueeze(-2) @ memory).squeeze(-2)
-    return y.to(dtype), CellState(memory, write.view_as(state.write), value.view_as(state.value))
-
-
-def _outer(write: Tensor, value: Tensor, ndim: int) -> Tensor:
-    """write value^T [.., N, P], summed over the rank where `write` has one (as many dimensions as the result, `ndim`)."""
-    if write.ndim == ndim:
-        return write.mT @ value
-    return write.unsqueeze(-1) * value.unsqueeze(-2)
+    return y.to(dtype), after._replace(memory=memory)
 
 
 def _enter(before: CellState, beta: Tensor, cu_seqlens: Tensor | None) -> Tensor:

@@ -17,7 +17,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from shippo_ssm._dtypes import compute_dtype
 from shippo_ssm.actions import RightAction
 from shippo_ssm.layers.conv import ShortConv
 from shippo_ssm.layers.mixer import WHOLE, Segment
@@ -135,8 +134,9 @@ class Controller(nn.Module):
         groups, order = self.num_groups, self.spec.d_state
         write = self.write_proj(x).unflatten(-1, (groups, self.spec.write_rank, order))
         read = self.read_proj(x).unflatten(-1, (groups, order))
-        dtype = compute_dtype(write.dtype)
-        scalars = self.scalar_proj(x).unflatten(-1, (len(SCALARS), groups)).to(dtype) + self.scalar_bias.to(dtype)
+        # The biases are kept in float32 at least, and so is what goes into the recurrence.
+        dtype = self.scalar_bias.dtype
+        scalars = self.scalar_proj(x).unflatten(-1, (len(SCALARS), groups)).to(dtype) + self.scalar_bias
         step, mix, write_gate, read_gate = scalars.unbind(-2)
         if self.right_proj is None or self.right_bias is None or self.zero_suffix:
             coords = x.new_zeros((*x.shape[:-1], groups, self.num_coordinates), dtype=dtype)

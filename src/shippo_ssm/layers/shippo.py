@@ -116,7 +116,8 @@ class Shippo(Mixer[ShippoState]):
     def init_state(self, batch_size: int, like: Tensor | None = None) -> ShippoState:
         """The state before the first token, for `batch_size` sequences; dtype and device as `like`, or as the layer."""
         like = self.conv.weight if like is None else like
-        kept, shapes = compute_dtype(like.dtype), self.state_shapes(batch_size)
+        # What stays in float32 in a half-precision layer says the dtype of the memory.
+        kept, shapes = self.drift_log.dtype, self.state_shapes(batch_size)
         memory = like.new_zeros(shapes["memory"], dtype=kept)
         if self.initial_memory is not None:
             memory = memory + self.initial_memory.to(kept)
@@ -141,10 +142,10 @@ class Shippo(Mixer[ShippoState]):
     def run(self, u: Tensor, state: ShippoState | None, segment: Segment) -> tuple[Tensor, ShippoState]:
         """One segment; a single token that continues a state takes one update of the cell instead of a scan."""
         single = state is not None and u.shape[1] == 1 and segment.whole
-        state = self._enter(u, state, segment)
-        x, gate, emission, window, own_window = self._emit(u, state, segment)
+        x, gate, emission, state, windows = self._emit(u, state, segment)
         # The recurrence runs in float32 at least, also where autocast lowers the projections.
-        with _full_precision(u.device.type):
+        lowered = torch.is_autocast_enabled(u.device.type)
+        with torch.autocast(u.device.type, enabled=False) if lowered else contextlib.nullcontext():
             groups, width = self.num_groups, self.spec.group_width
             ranks = x.unflatten(-1, (self.spec.write_rank, groups, width)).transpose(-3, -2).to(emission.step.dtype)
             value = emission.write_gate[..., None, None] * ranks
@@ -161,7 +162,7 @@ class Shippo(Mixer[ShippoState]):
         y = self.out_proj(y.flatten(-2).to(gate.dtype) * F.silu(gate))
         if segment.mask is not None:
             y = y * segment.mask.unsqueeze(-1)
-        return y, ShippoState(window, cell, own_window)
+        return y, windows._replace(cell=cell)
 
     def right_actions(
         self,
@@ -175,27 +176,31 @@ class Shippo(Mixer[ShippoState]):
         if not self.right.num_coordinates:
             return None
         segment = self.check(u, attention_mask, cu_seqlens)
-        emission = self._emit(u, self._enter(u, state, segment), segment)[2]
+        emission = self._emit(u, state, segment)[2]
         return self.right(emission.coords, emission.step)
 
     def extra_repr(self) -> str:
         return f"d_model={self.d_model}, num_groups={self.num_groups}, {self.spec}"
 
-    def _enter(self, u: Tensor, state: ShippoState | None, segment: Segment) -> ShippoState:
-        """The state to start from, checked against the layer's shapes."""
+    def _emit(
+        self, u: Tensor, state: ShippoState | None, segment: Segment
+    ) -> tuple[Tensor, Tensor, Emission, ShippoState, ShippoState]:
+        """Everything in front of the recurrence.
+
+        Returns:
+            Values [B, T, r D], the gate [B, T, D], the emission, the state that was entered, and that state with the next
+            windows of the convolutions.
+        """
         count = segment.num_sequences(u)
         if state is None:
-            return self.init_state(count, u)
-        check_state("Shippo", state, self.state_shapes(count), u.device)
-        return state
-
-    def _emit(self, u: Tensor, state: ShippoState, segment: Segment) -> tuple[Tensor, Tensor, Emission, Tensor, Tensor | None]:
-        """Everything in front of the recurrence: values [B, T, r D], the gate [B, T, D], the emission, the next windows."""
+            state = self.init_state(count, u)
+        else:
+            check_state("Shippo", state, self.state_shapes(count), u.device)
         branch, gate = self.in_proj(u).split([self.spec.write_rank * self.d_inner, self.d_inner], dim=-1)
         x, window = self.conv(branch, state.conv, segment)
         x = F.silu(x)
         emission, own_window = self.controller(x[..., : self.d_inner], state.controller, segment)
-        return x, gate, emission, window, own_window
+        return x, gate, emission, state, state._replace(conv=window, controller=own_window)
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Shippo:
         """`.half()` and `.to(bfloat16)` leave the sensitive parameters in float32; moves and `.double()` take them along."""
@@ -211,13 +216,6 @@ class Shippo(Mixer[ShippoState]):
         for parameter in self.sensitive_parameters():
             parameter._no_weight_decay = True  # pyright: ignore[reportAttributeAccessIssue]
         return self
-
-
-def _full_precision(device_type: str) -> contextlib.AbstractContextManager[Any]:
-    """Autocast switched off where it is on; nothing elsewhere, so that traced graphs stay plain."""
-    if torch.is_autocast_enabled(device_type):
-        return torch.autocast(device_type, enabled=False)
-    return contextlib.nullcontext()
 
 
 def _signature() -> inspect.Signature:
