@@ -27,7 +27,7 @@ from torch import Tensor, nn
 
 from shippo_ssm._dtypes import compute_dtype
 from shippo_ssm.actions._rotation_kernels import build_rotation
-from shippo_ssm.actions.base import Factor, RightAction, check_state, not_finite
+from shippo_ssm.actions.base import Factor, RightAction, check_state, not_finite, values_visible
 from shippo_ssm.actions.expm import check_square, expm
 from shippo_ssm.actions.factors import RankOne
 from shippo_ssm.actions.kernels import choose_kernel, coordinate_op
@@ -70,8 +70,9 @@ class Factored(RightAction):
         if rank < 0:
             raise ValueError(f"{type(self).__name__}: `rank` is {rank}; expected a number of factors >= 0")
         self.sizes = (width if diagonal else 0, len(pairs) if rotations else 0, len(pairs) if shears else 0)
-        # Plain numbers, so that a module built without storage needs nothing restored.
-        self._basis = [factor.generator.flatten().tolist() for factor in make_factors(width, self.sizes)]
+        # Plain numbers, so that a module built without storage, on the meta device, needs nothing restored.
+        with torch.device("cpu"):
+            self._basis = [factor.generator.flatten().tolist() for factor in make_factors(width, self.sizes)]
         # Unit scale of p q^T for any width, and no dependence on the coordinates' start: zeta = 0 is the identity.
         self.p = nn.Parameter(torch.randn(rank, width) / math.sqrt(width)) if rank else None
         self.q = nn.Parameter(torch.randn(rank, width) / math.sqrt(width)) if rank else None
@@ -440,7 +441,7 @@ class Lie(Exponential):
             raise ValueError(f"Lie: `generators` has shape {tuple(generators.shape)}; expected [K, P, P]; stack them")
         super().__init__(generators.shape[-1], [f"rho[{k}]" for k in range(len(generators))])
         generators = generators.detach().clone()
-        if not bool(torch.isfinite(generators).all()):
+        if values_visible(generators) and not bool(torch.isfinite(generators).all()):
             raise not_finite("Lie", "generators")
         if learnable:
             self.generators = nn.Parameter(generators)
