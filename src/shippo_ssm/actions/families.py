@@ -59,9 +59,18 @@ class Factored(RightAction):
         width: P.
         diagonal, rotations, shears: which kinds of factors take part.
         rank: number of rank-one factors, with learnable p, q [rank, P].
+        bounded: hold ||R||_2 <= 1, in the way of the family.
     """
 
-    def __init__(self, width: int, diagonal: bool, rotations: bool, shears: bool, rank: int = 0) -> None:
+    def __init__(
+        self,
+        width: int,
+        diagonal: bool = True,
+        rotations: bool = True,
+        shears: bool = True,
+        rank: int = 0,
+        bounded: bool = False,
+    ) -> None:
         pairs = channel_pairs(width) if isinstance(width, int) else []
         names = [f"d[{i}]" for i in range(width)] if diagonal else []
         names += [f"theta[{i},{j}]" for i, j in pairs] if rotations else []
@@ -69,6 +78,12 @@ class Factored(RightAction):
         super().__init__(width, names + [f"zeta[{index}]" for index in range(rank)])
         if rank < 0:
             raise ValueError(f"{type(self).__name__}: `rank` is {rank}; expected a number of factors >= 0")
+        if bounded and rank and not isinstance(self, Exponential):
+            # Rank-one factors of a product may overflow before anything could be divided by their norm.
+            raise ValueError(
+                "SplitFlow: `bounded` came with rank-one factors; expected rank 0; use Structured(.., bounded=True)"
+            )
+        self.bounded = bounded
         self.sizes = (width if diagonal else 0, len(pairs) if rotations else 0, len(pairs) if shears else 0)
         # Plain numbers, so that a module built without storage, on the meta device, needs nothing restored.
         with torch.device("cpu"):
@@ -142,20 +157,6 @@ class SplitFlow(Factored):
         >>> flow.dense(torch.zeros(2, 7, 16), torch.ones(2, 7)).shape
         torch.Size([2, 7, 4, 4])
     """
-
-    def __init__(
-        self,
-        width: int,
-        diagonal: bool = True,
-        rotations: bool = True,
-        shears: bool = True,
-        rank: int = 0,
-        bounded: bool = False,
-    ) -> None:
-        super().__init__(width, diagonal, rotations, shears, rank)
-        if bounded and rank:
-            raise ValueError(f"SplitFlow: `bounded` came with rank = {rank}; expected rank 0; use Structured(.., bounded=True)")
-        self.bounded = bounded
 
     def dense(self, coords: Tensor, step: Tensor | float, *, backend: str = "auto") -> Tensor:
         """R [.., P, P].
@@ -328,18 +329,6 @@ class Structured(Factored, Exponential):
         >>> Structured(4).num_coordinates
         16
     """
-
-    def __init__(
-        self,
-        width: int,
-        diagonal: bool = True,
-        rotations: bool = True,
-        shears: bool = True,
-        rank: int = 0,
-        bounded: bool = False,
-    ) -> None:
-        super().__init__(width, diagonal, rotations, shears, rank)
-        self.bounded = bounded
 
 
 @final
