@@ -254,6 +254,14 @@ def test_compiles_and_vmaps(family):
     torch.testing.assert_close(torch.func.vmap(family.dense)(coords, step), want)
 
 
+def test_shapes_without_storage(family):
+    with torch.device("meta"):
+        bare = type(family)(torch.zeros(2, 4, 4)) if isinstance(family, Lie) else type(family)(family.width)
+        dense = bare.dense(torch.zeros(2, 40, bare.num_coordinates), torch.ones(40))
+    assert dense.shape == (2, 40, bare.width, bare.width)
+    assert dense.device.type == "meta"
+
+
 @pytest.mark.parametrize(
     ("call", "words"),
     [

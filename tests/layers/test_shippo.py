@@ -271,7 +271,7 @@ def test_causality(tools):
         ({"d_model": 8, "expand": 0.3}, "`expand` is 0.3"),
         ({"d_model": 0}, "`d_model` is 0"),
         ({"d_model": 8, "d_state": -1}, "`d_state` is -1"),
-        ({"d_model": 8, "right": "spilt"}, "right must be one of"),
+        ({"d_model": 8, "right": "spilt"}, "`right` is .spilt."),
         ({"d_model": 8, "drift_init": "random"}, "`drift_init` is 'random'"),
         ({"d_model": 8, "dt_min": 0.1, "dt_max": 0.01}, "0 < dt_min <= dt_max"),
         ({"d_model": 8, "write_rank": 0}, "`write_rank` is 0"),

@@ -27,7 +27,7 @@ from torch import Tensor, nn
 
 from shippo_ssm._dtypes import compute_dtype
 from shippo_ssm.actions._rotation_kernels import build_rotation
-from shippo_ssm.actions.base import Factor, RightAction, check_state, not_finite
+from shippo_ssm.actions.base import Factor, RightAction, check_state, not_finite, values_visible
 from shippo_ssm.actions.expm import check_square, expm
 from shippo_ssm.actions.factors import RankOne
 from shippo_ssm.actions.kernels import choose_kernel, coordinate_op
@@ -59,9 +59,18 @@ class Factored(RightAction):
         width: P.
         diagonal, rotations, shears: which kinds of factors take part.
         rank: number of rank-one factors, with learnable p, q [rank, P].
+        bounded: hold ||R||_2 <= 1, in the way of the family.
     """
 
-    def __init__(self, width: int, diagonal: bool, rotations: bool, shears: bool, rank: int = 0) -> None:
+    def __init__(
+        self,
+        width: int,
+        diagonal: bool = True,
+        rotations: bool = True,
+        shears: bool = True,
+        rank: int = 0,
+        bounded: bool = False,
+    ) -> None:
         pairs = channel_pairs(width) if isinstance(width, int) else []
         names = [f"d[{i}]" for i in range(width)] if diagonal else []
         names += [f"theta[{i},{j}]" for i, j in pairs] if rotations else []
@@ -69,9 +78,16 @@ class Factored(RightAction):
         super().__init__(width, names + [f"zeta[{index}]" for index in range(rank)])
         if rank < 0:
             raise ValueError(f"{type(self).__name__}: `rank` is {rank}; expected a number of factors >= 0")
+        if bounded and rank and not isinstance(self, Exponential):
+            # Rank-one factors of a product may overflow before anything could be divided by their norm.
+            raise ValueError(
+                "SplitFlow: `bounded` came with rank-one factors; expected rank 0; use Structured(.., bounded=True)"
+            )
+        self.bounded = bounded
         self.sizes = (width if diagonal else 0, len(pairs) if rotations else 0, len(pairs) if shears else 0)
-        # Plain numbers, so that a module built without storage needs nothing restored.
-        self._basis = [factor.generator.flatten().tolist() for factor in make_factors(width, self.sizes)]
+        # Plain numbers, so that a module built without storage, on the meta device, needs nothing restored.
+        with torch.device("cpu"):
+            self._basis = [factor.generator.flatten().tolist() for factor in make_factors(width, self.sizes)]
         # Unit scale of p q^T for any width, and no dependence on the coordinates' start: zeta = 0 is the identity.
         self.p = nn.Parameter(torch.randn(rank, width) / math.sqrt(width)) if rank else None
         self.q = nn.Parameter(torch.randn(rank, width) / math.sqrt(width)) if rank else None
@@ -141,20 +157,6 @@ class SplitFlow(Factored):
         >>> flow.dense(torch.zeros(2, 7, 16), torch.ones(2, 7)).shape
         torch.Size([2, 7, 4, 4])
     """
-
-    def __init__(
-        self,
-        width: int,
-        diagonal: bool = True,
-        rotations: bool = True,
-        shears: bool = True,
-        rank: int = 0,
-        bounded: bool = False,
-    ) -> None:
-        super().__init__(width, diagonal, rotations, shears, rank)
-        if bounded and rank:
-            raise ValueError(f"SplitFlow: `bounded` came with rank = {rank}; expected rank 0; use Structured(.., bounded=True)")
-        self.bounded = bounded
 
     def dense(self, coords: Tensor, step: Tensor | float, *, backend: str = "auto") -> Tensor:
         """R [.., P, P].
@@ -328,18 +330,6 @@ class Structured(Factored, Exponential):
         16
     """
 
-    def __init__(
-        self,
-        width: int,
-        diagonal: bool = True,
-        rotations: bool = True,
-        shears: bool = True,
-        rank: int = 0,
-        bounded: bool = False,
-    ) -> None:
-        super().__init__(width, diagonal, rotations, shears, rank)
-        self.bounded = bounded
-
 
 @final
 class Orthogonal(Factored, Exponential):
@@ -440,7 +430,7 @@ class Lie(Exponential):
             raise ValueError(f"Lie: `generators` has shape {tuple(generators.shape)}; expected [K, P, P]; stack them")
         super().__init__(generators.shape[-1], [f"rho[{k}]" for k in range(len(generators))])
         generators = generators.detach().clone()
-        if not bool(torch.isfinite(generators).all()):
+        if values_visible(generators) and not bool(torch.isfinite(generators).all()):
             raise not_finite("Lie", "generators")
         if learnable:
             self.generators = nn.Parameter(generators)
