@@ -10,8 +10,9 @@ from shippo_ssm.layers import Shippo
 
 
 def make_layer(right="split", **options) -> Shippo:
-    """A small float64 layer with steps near one and right actions far from the identity, so that a slip would show."""
-    settings = {"d_model": 12, "d_state": 8, "dt_min": 0.1, "dt_max": 1.0, "dtype": torch.float64} | options
+    """A small float64 layer with steps near one, a convolution and right actions far from the identity: a slip would show."""
+    settings = {"d_model": 12, "d_state": 8, "dt_min": 0.1, "dt_max": 1.0, "conv_init": "random", "dtype": torch.float64}
+    settings |= options
     layer = Shippo(right=right, **settings)
     nn.init.normal_(layer.controller.scalar_proj.weight, std=0.5)
     if layer.controller.right_proj is not None:

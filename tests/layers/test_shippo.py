@@ -9,6 +9,7 @@ from torch import nn
 
 from shippo_ssm.actions import DenseExp, SplitFlow
 from shippo_ssm.layers import (
+    PAPER_START,
     Block,
     Controller,
     Shippo,
@@ -20,10 +21,10 @@ from shippo_ssm.layers import (
     zero_right_suffix,
 )
 
-RIGHTS = ("split", "dense", "none")
+RIGHTS = ("orthogonal", "dissipative", "split", "dense", "none")
 VARIANTS = [
     {},
-    {"write_rank": 2, "controller_conv": 3, "learnable_initial_state": True},
+    {"write_rank": 2, "controller_conv": 3, "learnable_initial_state": False, "read_norm": False},
 ]
 
 
@@ -135,7 +136,7 @@ def test_family_objects():
     torch.manual_seed(1)
     by_name = Shippo(8, d_state=8, right="dense")
     torch.manual_seed(1)
-    by_object = Shippo(8, d_state=8, right=DenseExp(4))
+    by_object = Shippo(8, d_state=8, right=DenseExp(4, bounded=True))
     u = torch.randn(1, 5, 8)
     assert torch.equal(by_name(u), by_object(u))
     learnable = Shippo(8, d_state=8, right=SplitFlow(4, rank=1))
@@ -156,22 +157,55 @@ def test_every_parameter_gets_a_finite_gradient(right, options):
         assert parameter.grad.abs().sum() > 0, name
 
 
-@pytest.mark.parametrize("right", ["split", "dense"])
-def test_right_actions_start_near_the_identity(right):
-    layer = Shippo(64, right=right)
-    actions = layer.right_actions(torch.randn(2, 20, 64))
-    assert actions.shape == (2, 20, 32, 4, 4)
-    assert (actions - torch.eye(4)).abs().max() < 0.1
+@pytest.mark.parametrize("right", ["orthogonal", "dissipative", "dense", "structured", "split"])
+def test_right_actions_start_at_the_identity(right):
+    """Exactly, but for the diagonal of the paper's generator, which only comes close; a little around it by default."""
+    u = torch.randn(2, 20, 64)
+    exact = Shippo(64, right=right, right_std=0.0).right_actions(u)
+    assert exact.shape == (2, 20, 32, 4, 4)
+    assert (exact - torch.eye(4)).abs().max() <= (0.01 if right in ("split", "structured") else 0.0)
+    moved = Shippo(64, right=right).right_actions(u) - torch.eye(4)
+    assert 0.01 < moved.square().mean().sqrt() < 0.3
+    assert (Shippo(64, **PAPER_START | {"right": right}).right_actions(u) - torch.eye(4)).abs().max() < 0.1
 
 
 def test_starts():
-    layer = Shippo(64, d_state=6, dt_min=0.002, dt_max=0.05)
+    layer = Shippo(64, d_state=6, memory_length=1000.0)
+    torch.testing.assert_close(layer.drift, -torch.logspace(-3, 0, 6).expand(32, 6))
+    emission, _ = layer.controller(torch.zeros(1, 1, 128))
+    torch.testing.assert_close(emission.step, torch.ones(1, 1, 32))
+    x = torch.randn(2, 5, 128)
+    assert torch.equal(layer.conv(x, layer.conv.init_window(2))[0], x)
+    assert torch.equal(layer.in_proj.weight[:128], torch.eye(64).repeat(2, 1))
+    assert torch.equal(layer.controller.read_proj.weight, layer.controller.write_proj.weight)
+    value = layer.in_proj.weight[:128]
+    torch.testing.assert_close(layer.out_proj.weight, value.mT * (layer.out_proj.weight.std() / value.std()))
+    assert layer.out_proj.weight.std().item() == pytest.approx((3 * 128) ** -0.5, rel=1e-4)
+
+
+def test_the_previous_start():
+    layer = Shippo(64, d_state=6, **PAPER_START | {"dt_min": 0.002, "dt_max": 0.05})
     assert torch.allclose(layer.drift, -torch.arange(1.0, 7.0).expand(32, 6))
     emission, _ = layer.controller(torch.zeros(1, 1, 128))
     assert emission.step.min() >= 0.002 * 0.999
     assert emission.step.max() <= 0.05 * 1.001
     assert emission.step.max() > 4 * emission.step.min()
+    assert layer.read_norm is None
+    assert layer.initial_memory is None
     assert torch.allclose(Shippo(8, d_state=6, drift_init="legs").drift, torch.full((4, 6), -0.5))
+
+
+@pytest.mark.parametrize("scale", [1e-3, 1.0, 1e3])
+def test_what_is_read_has_one_scale(scale):
+    """Whatever the memory holds, what is read out of it enters the gate with unit spread."""
+    layer = Shippo(32, d_state=8)
+    seen = []
+    layer.read_norm.register_forward_hook(lambda module, args, output: seen.append(output))
+    with torch.no_grad():
+        layer.initial_memory.mul_(scale)
+        layer.controller.write_proj.weight.mul_(scale)
+        layer(torch.randn(2, 10, 32))
+    assert seen[0].square().mean().sqrt().item() == pytest.approx(1.0, rel=0.02)
 
 
 def test_a_learnable_start_is_read_from_the_first_token():
@@ -185,7 +219,7 @@ def test_a_learnable_start_is_read_from_the_first_token():
 
 def test_sensitive_parameters_stay_float32_and_take_no_decay():
     layer = Shippo(16, d_state=8, learnable_initial_state=True)
-    names = {"drift_log", "skip", "initial_memory", "controller.scalar_bias", "controller.right_bias"}
+    names = {"drift_log", "skip", "initial_memory", "read_norm.weight", "controller.scalar_bias", "controller.right_bias"}
     before = layer.drift_log.detach().clone()
     for cast in (layer.bfloat16(), Shippo(16, d_state=8, learnable_initial_state=True, dtype=torch.bfloat16)):
         kept = {name for name, parameter in cast.named_parameters() if parameter.dtype == torch.float32}
@@ -275,6 +309,8 @@ def test_causality(tools):
         ({"d_model": 8, "drift_init": "random"}, "`drift_init` is 'random'"),
         ({"d_model": 8, "dt_min": 0.1, "dt_max": 0.01}, "0 < dt_min <= dt_max"),
         ({"d_model": 8, "write_rank": 0}, "`write_rank` is 0"),
+        ({"d_model": 8, "conv_init": "zeros"}, "`conv_init` is 'zeros'; expected 'identity' or 'random'"),
+        ({"d_model": 8, "memory_length": 0.5}, "`memory_length` is 0.5"),
     ],
 )
 def test_bad_options(options, message):
@@ -312,7 +348,7 @@ def test_bad_calls():
 
 
 def test_the_right_suffix_is_found_by_name():
-    layer = Shippo(128)
+    layer = Shippo(128, right="split")
     suffix = [name for name, _ in layer.named_parameters() if ".right_" in name]
     assert suffix == ["controller.right_bias", "controller.right_proj.weight"]
     assert layer.controller.right_proj.out_features == 1024

@@ -1,5 +1,7 @@
 """The Hugging Face model: saving, loading, generating with and without a cache, training."""
 
+import math
+
 import pytest
 import torch
 
@@ -34,10 +36,11 @@ def batch():
 
 
 VARIANTS = [
+    {},
     {"right": "split"},
     {"right": "dense"},
     {"right": "none"},
-    {"controller_conv": 3, "write_rank": 2, "learnable_initial_state": True},
+    {"controller_conv": 3, "write_rank": 2, "learnable_initial_state": False, "read_norm": False},
 ]
 
 
@@ -72,7 +75,7 @@ def test_the_cache_is_a_dynamic_cache_of_fixed_size():
     second = model(ids[:, 5:6], attention_mask=mask[:, :6], past_key_values=cache)
     third = model(ids[:, 6:], attention_mask=mask, past_key_values=cache)
     parts = torch.cat([first.logits, second.logits, third.logits], 1)
-    assert torch.allclose(parts[mask.bool()], whole.logits[mask.bool()], atol=1e-5)
+    torch.testing.assert_close(parts[mask.bool()], whole.logits[mask.bool()], atol=1e-4, rtol=1e-4)
     assert sizes == [cache.layers[0].recurrent_states[0].numel(), cache.layers[0].conv_states[1].numel()]
 
     repeated = model.generate(ids, attention_mask=mask, max_new_tokens=3, do_sample=False, num_return_sequences=1)
@@ -101,10 +104,26 @@ def test_save_load_and_auto_classes(tmp_path):
     hidden = backbone(ids, attention_mask=mask, output_hidden_states=True)
     assert len(hidden.hidden_states) == 3
     assert torch.equal(again.lm_head(hidden.last_hidden_state), expected)
+
+
+def test_a_configuration_of_the_first_version_keeps_its_start():
+    config = make_model().config
+    old = {name: value for name, value in config.to_dict().items() if name in ("hidden_size", "vocab_size", "model_type")}
+    spec = ShippoConfig.from_dict(old).spec
+    assert (spec.right, spec.read_norm, spec.dt_max, spec.conv_init) == ("split", False, 0.1, "random")
+    assert ShippoConfig.from_dict(config.to_dict()).spec == config.spec
+
+
+def test_half_precision_keeps_the_sensitive_parameters(tmp_path):
+    model = ShippoForCausalLM(make_model().config).eval()
+    ids, mask = batch()
+    expected = model(ids, attention_mask=mask).logits[mask.bool()]
+    model.save_pretrained(tmp_path)
     half = AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.bfloat16)
-    kept = {name.rsplit(".", 1)[1] for name, p in half.named_parameters() if p.dtype == torch.float32}
-    assert kept == {"drift_log", "skip", "initial_memory", "scalar_bias", "right_bias"}
-    assert (half(ids, attention_mask=mask).logits - expected).norm() < 0.1 * expected.norm()
+    kept = {name.split("mixer.")[1] for name, p in half.named_parameters() if p.dtype == torch.float32}
+    own = {"drift_log", "skip", "initial_memory", "read_norm.weight"}
+    assert kept == own | {"controller.scalar_bias", "controller.right_bias"}
+    assert (half(ids, attention_mask=mask).logits[mask.bool()] - expected).norm() < 0.05 * expected.norm()
 
 
 def test_missing_weights_start_as_the_layers_do(tmp_path):
@@ -116,7 +135,7 @@ def test_missing_weights_start_as_the_layers_do(tmp_path):
     del tensors["model.layers.0.mixer.drift_log"]
     save_file(tensors, tmp_path / "model.safetensors", metadata={"format": "pt"})
     again = ShippoForCausalLM.from_pretrained(tmp_path)
-    assert torch.allclose(again.model.layers[0].mixer.drift, -torch.arange(1.0, 9.0).expand(8, 8))
+    torch.testing.assert_close(again.model.layers[0].mixer.drift, -torch.logspace(-math.log10(4096), 0, 8).expand(8, 8))
     assert torch.equal(again.model.layers[0].mixer.in_proj.weight, model.model.layers[0].mixer.in_proj.weight)
     assert torch.equal(again.model.layers[0].mixer.skip, model.model.layers[0].mixer.skip)
 

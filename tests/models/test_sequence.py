@@ -8,9 +8,10 @@ import time
 import pytest
 import torch
 import torch.nn.functional as F
+from safetensors.torch import load_file, save_file
 from torch import nn
 
-from shippo_ssm.layers import weight_decay_groups
+from shippo_ssm.layers import PAPER_START, weight_decay_groups
 from shippo_ssm.models import (
     SequenceConfig,
     SequenceModel,
@@ -117,10 +118,31 @@ def test_checkpoints_refuse_what_they_do_not_know(tmp_path, monkeypatch):
     with pytest.raises(ValueError, match=r"unknown keys \['width'\]"):
         load_checkpoint(tmp_path)
     file.write_text(json.dumps(header | {"version": 99}))
-    with pytest.raises(ValueError, match="of version 1"):
+    with pytest.raises(ValueError, match="of version 2"):
         load_checkpoint(tmp_path)
     with pytest.raises(ValueError, match=r"no config\.json"):
         load_checkpoint(tmp_path / "nowhere")
+
+
+def test_a_checkpoint_of_the_first_version_loads(tmp_path, caplog):
+    """Its config says nothing of the start, its Transformer has other names; numbers are those of that time."""
+    old = PAPER_START | {"frame_init": "random"}
+    for mixer in ("split", "transformer"):
+        model = SequenceModel(dataclasses.replace(SMALL, **old | {"mixer": mixer, "right": "split"}))
+        folder = save_checkpoint(model, tmp_path / mixer)
+        header = json.loads((folder / "config.json").read_text())
+        known = ("d_model", "n_layers", "d_state", "vocab_size")
+        header |= {"version": 1, "config": {name: header["config"][name] for name in known} | {"mixer": mixer}}
+        (folder / "config.json").write_text(json.dumps(header))
+        tensors = load_file(folder / "model.safetensors")
+        if mixer == "transformer":
+            names = {".mixer.": ".attention.", ".norm.": ".attention_norm."}
+            for new, before in names.items():
+                tensors = {name.replace(new, before): tensor for name, tensor in tensors.items()}
+        save_file(tensors, folder / "model.safetensors")
+        ids = torch.randint(0, 11, (2, 9))
+        assert torch.equal(load_checkpoint(folder)(ids), model(ids))
+        assert "start of that time" in caplog.text
 
 
 def test_learns_to_copy():

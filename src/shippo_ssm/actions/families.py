@@ -511,12 +511,13 @@ FAMILIES = {
 }
 
 
-def get_family(right: str | RightAction, width: int) -> RightAction:
+def get_family(right: str | RightAction, width: int, bounded: bool = False) -> RightAction:
     """The family that a word or an object stands for; the words are the keys of `FAMILIES`.
 
     Args:
         right: one of the words, or a family of the right width, which is returned as it is.
         width: P.
+        bounded: for a word, whether a family that can grow is held to ||R||_2 <= 1; the others are bounded as they are.
     """
     if isinstance(right, RightAction):
         if right.width != width:
@@ -527,4 +528,5 @@ def get_family(right: str | RightAction, width: int) -> RightAction:
     if not isinstance(right, str) or right not in FAMILIES:
         choices = ", ".join(repr(name) for name in FAMILIES)
         raise ValueError(f"get_family: `right` is {right!r}; expected one of {choices} or a RightAction")
-    return FAMILIES[right](width)
+    grows = right in ("split", "structured", "dense")
+    return FAMILIES[right](width, bounded=bounded) if grows else FAMILIES[right](width)

@@ -20,6 +20,7 @@ _MODULES = {
     "mqar": "mqar.claim",
     "suffix": "suffix",
     "rotation": "rotation.claim",
+    "start": "start.claim",
 }
 
 

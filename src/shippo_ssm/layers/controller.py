@@ -103,13 +103,18 @@ class Controller(nn.Module):
         for projection in (self.write_proj, self.read_proj, self.scalar_proj):
             projection.reset_parameters()
         with torch.no_grad():
+            if self.spec.read_init == "write":
+                # Of several writes, the first is the one that a read finds.
+                order = self.spec.d_state
+                writes = self.write_proj.weight.unflatten(0, (self.num_groups, self.spec.write_rank, order))
+                self.read_proj.weight.copy_(writes[:, 0].flatten(0, 1))
             self.scalar_bias.zero_()
             low, high = math.log(self.spec.dt_min), math.log(self.spec.dt_max)
             step = torch.exp(torch.rand_like(self.scalar_bias[0]) * (high - low) + low)
             # The inverse of softplus, log(exp(step) - 1), in a form that keeps small steps.
             self.scalar_bias[0] = step + torch.log(-torch.expm1(-step))
             if self.right_proj is not None and self.right_bias is not None:
-                nn.init.normal_(self.right_proj.weight, std=0.02)
+                nn.init.normal_(self.right_proj.weight, std=self.spec.right_std)
                 for index, start in enumerate(self.init_coordinates):
                     self.right_bias[:, index] = start
 

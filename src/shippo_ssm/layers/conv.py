@@ -53,6 +53,14 @@ class ShortConv(nn.Module):
         if self.bias is not None:
             nn.init.uniform_(self.bias, -bound, bound)
 
+    @torch.no_grad()
+    def start_as_identity(self) -> None:
+        """y_t = x_t: the last tap is one, the others and the bias are zero."""
+        self.weight.zero_()
+        self.weight[-1] = 1.0
+        if self.bias is not None:
+            self.bias.zero_()
+
     def init_window(self, batch_size: int) -> Tensor:
         """The window [B, K - 1, D] of a sequence that has not begun: zeros."""
         return self.weight.new_zeros(batch_size, self.width - 1, self.channels)

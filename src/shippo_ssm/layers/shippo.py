@@ -4,7 +4,8 @@ Data path: u [B, T, d_model] is projected to a branch of D = expand d_model chan
 [B, T, D]. The branch passes a short causal convolution and a SiLU; its channels, cut into G groups of width P, are the values
 [B, T, G, P] that are written. The controller reads the branch and emits write, read, step, mix and right coordinates per
 group; the family makes right actions R [B, T, G, P, P] of coordinates and steps; the two-point cell moves the memory
-[B, G, N, P] and is read out. A skip adds the value, the gate multiplies, and an out-projection returns to [B, T, d_model].
+[B, G, N, P] and is read out. What is read is normalised, a skip adds the value, the gate multiplies, and an out-projection
+returns to [B, T, d_model].
 
 The state between calls is a `ShippoState` of fixed size. Padding is the identity map; packed sequences do not see each other.
 """
@@ -31,9 +32,12 @@ from shippo_ssm.layers.spec import ShippoSpec
 from shippo_ssm.layers.state import ShippoState, check_state
 from shippo_ssm.scan import Recurrence
 
+# Small beside anything that is read, so that the norm has the same scale whatever the memory holds.
+READ_EPS = 1e-10
+
 
 class Shippo(Mixer[ShippoState]):
-    """y = W_out (silu(z) (read^T H + skip value)), H_t = L_t (H_{t-1} + beta_t U_{t-1}) R_t + gamma_t U_t: one SHiPPO layer.
+    """y = W_out (silu(z) (norm(read^T H) + skip value)), H_t = L_t (H_{t-1} + beta_t U_{t-1}) R_t + gamma_t U_t: one layer.
 
     Args:
         d_model: width of input and output.
@@ -72,10 +76,11 @@ class Shippo(Mixer[ShippoState]):
         place: dict[str, Any] = {"device": device, "dtype": dtype}
         self.in_proj = nn.Linear(d_model, (spec.write_rank + 1) * d_inner, bias=spec.bias, **place)
         self.conv = ShortConv(spec.write_rank * d_inner, spec.d_conv, bias=spec.conv_bias, **place)
-        self.right = get_family(spec.right, spec.group_width).to(**place)
+        self.right = get_family(spec.right, spec.group_width, spec.bounded).to(**place)
         self.controller = Controller(d_inner, self.num_groups, self.right, spec, **place)
         self.drift_log = nn.Parameter(torch.empty(self.num_groups, spec.d_state, **place))
         self.skip = nn.Parameter(torch.empty(self.num_groups, spec.group_width, **place))
+        self.read_norm = nn.RMSNorm(d_inner, eps=READ_EPS, **place) if spec.read_norm else None
         self.initial_memory = None
         if spec.learnable_initial_state:
             self.initial_memory = nn.Parameter(torch.empty(self.num_groups, spec.d_state, spec.group_width, **place))
@@ -89,23 +94,35 @@ class Shippo(Mixer[ShippoState]):
                 parameter.data = parameter.data.float()
 
     def reset_parameters(self) -> None:
-        """Start anew: projections and convolution as linear layers do, drift as `drift_init` says, steps and coordinates as the
-        controller does."""
+        """Start anew, as the spec says; what it does not speak of starts as linear layers and convolutions do."""
         self.in_proj.reset_parameters()
         self.conv.reset_parameters()
         self.controller.reset_parameters()
         self.out_proj.reset_parameters()
+        spec, into = self.spec, self.in_proj.weight
         with torch.no_grad():
-            for index, drift in enumerate(initial_drift(self.spec.drift_init, self.spec.d_state)):
+            for index, drift in enumerate(initial_drift(spec.drift_init, spec.d_state, spec.memory_length)):
                 self.drift_log[:, index] = -drift
             self.drift_log.log_()
             self.skip.fill_(1.0)
+            if self.read_norm is not None:
+                self.read_norm.reset_parameters()
             if self.initial_memory is not None:
-                self.initial_memory.normal_(std=self.spec.d_state**-0.5)
+                self.initial_memory.normal_(std=spec.d_state**-0.5)
+            if spec.in_init == "identity":
+                eye = torch.eye(self.d_model, dtype=into.dtype, device=into.device)
+                into[: self.d_inner] = eye.repeat(-(-self.d_inner // self.d_model), 1)[: self.d_inner]
+            if spec.conv_init == "identity":
+                self.conv.start_as_identity()
+            if spec.out_init == "transpose":
+                # Scaled to the spread that a linear layer of this width starts with.
+                values = into[: self.d_inner].float()
+                self.out_proj.weight.copy_(values.mT * (3 * self.d_inner) ** -0.5 / values.std())
 
     def sensitive_parameters(self) -> list[nn.Parameter]:
-        """What stays in float32 in a half-precision model and takes no weight decay: drift, skip, controller biases, H_0."""
+        """What stays in float32 in a half-precision model and takes no weight decay: drift, skip, norm, biases, H_0."""
         own = [self.drift_log, self.skip] + ([] if self.initial_memory is None else [self.initial_memory])
+        own += [] if self.read_norm is None else [self.read_norm.weight]
         return own + self.controller.sensitive_parameters()
 
     @property
@@ -158,7 +175,10 @@ class Shippo(Mixer[ShippoState]):
                 y, cell = step_cell(record, emission.mix, state.cell)
             else:
                 y, cell = run_cell(record, emission.mix, state.cell, segment, self.spec.backend)
-            y = emission.read_gate.unsqueeze(-1) * y + self.skip.to(y.dtype) * ranks.select(-2, 0)
+            y = emission.read_gate.unsqueeze(-1) * y
+            if self.read_norm is not None:
+                y = self.read_norm(y.flatten(-2)).view_as(y)
+            y = y + self.skip.to(y.dtype) * ranks.select(-2, 0)
         y = self.out_proj(y.flatten(-2).to(gate.dtype) * F.silu(gate))
         if segment.mask is not None:
             y = y * segment.mask.unsqueeze(-1)

@@ -1,10 +1,40 @@
-"""The options of the layer, once: `Shippo`, the experiments' models and the Hugging Face configuration take them from here."""
+"""The options of the layer, once: `Shippo`, the experiments' models and the Hugging Face configuration take them from here.
+
+How a layer starts decides whether it learns. A right action's angle is step x coordinate and a source's weight is step x mix,
+so time is counted in tokens: steps start at one, and the drift forgets between one token and `memory_length` tokens. The
+convolution starts as the identity of the present token, values pass in and out unchanged in direction (`in_init`, `out_init`),
+what is read is normalised, and the right action starts at, or close to, the identity. `PAPER_START` is the start of a
+Mamba-style layer, as the first version of this library had it.
+"""
 
 from __future__ import annotations
 
 from dataclasses import KW_ONLY, dataclass
+from typing import Any
 
 from shippo_ssm.actions import RightAction
+
+# The previous start, as arguments: Shippo(d_model, **PAPER_START).
+PAPER_START: dict[str, Any] = {
+    "right": "split",
+    "bounded": False,
+    "learnable_initial_state": False,
+    "drift_init": "s4d-real",
+    "dt_min": 0.001,
+    "dt_max": 0.1,
+    "in_init": "random",
+    "conv_init": "random",
+    "read_init": "random",
+    "read_norm": False,
+    "out_init": "random",
+}
+# What the words of a start may be.
+WORDS = {
+    "in_init": ("identity", "random"),
+    "conv_init": ("identity", "random"),
+    "read_init": ("write", "random"),
+    "out_init": ("transpose", "random"),
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,21 +56,40 @@ class ShippoSpec:
     """D = expand d_model channels inside."""
     group_width: int = 4
     """P, channels per transport group; D must be a multiple of it."""
-    right: str | RightAction = "split"
-    """The right action: "split", "dense", "none", or a family of `shippo_ssm.actions` of width P."""
+    right: str | RightAction = "orthogonal"
+    """The right action: a word of `actions.FAMILIES` ("orthogonal", "dissipative", "split", "structured", "dense", "none"), or
+    a family of width P."""
     _: KW_ONLY
+    bounded: bool = True
+    """Hold ||R||_2 <= 1 also in the families that can grow (split, structured, dense): a memory then cannot blow up."""
     write_rank: int = 1
     """r, sources per position and group; each has its own value channels and write."""
     controller_conv: int = 0
     """Taps of the controller's own causal convolution; 0 is the input-only controller."""
-    learnable_initial_state: bool = False
-    """Whether the memory starts from a learnable H_0 [G, N, P] instead of zeros."""
-    drift_init: str = "s4d-real"
-    """Where the drift starts: "s4d-real" (time scales 1, 1/2, .. 1/N) or "legs" (one slow scale); see `initial_drift`."""
-    dt_min: float = 0.001
-    """The smallest step at the start; steps start log-uniform over the groups."""
-    dt_max: float = 0.1
+    learnable_initial_state: bool = True
+    """Whether the memory starts from a learnable H_0 [G, N, P] instead of zeros: an anchor, from which the product of all
+    right actions so far can be read."""
+    drift_init: str = "geometric"
+    """Where the drift starts: "geometric" (from 1 / memory_length to 1), "s4d-real" (-1, -2, .. -N) or "legs" (-1/2)."""
+    memory_length: float = 4096.0
+    """Tokens that the slowest slot remembers at a unit step, for "geometric"."""
+    dt_min: float = 1.0
+    """The smallest step at the start; steps start log-uniform over the groups. One is one token."""
+    dt_max: float = 1.0
     """The largest step at the start."""
+    in_init: str = "identity"
+    """How the value part of the in-projection starts: "identity" (channels keep their neighbours, so that what stands together
+    in the input shares a group) or "random"."""
+    conv_init: str = "identity"
+    """How the short convolution starts: "identity" of the present token, or "random", which smears neighbours into it."""
+    read_init: str = "write"
+    """How the read projection starts: as the "write" projection, so that a key finds what it wrote, or "random"."""
+    read_norm: bool = True
+    """Whether what is read is RMS-normalised over D, before skip and gate: it then has a scale whatever the memory holds."""
+    out_init: str = "transpose"
+    """How the out-projection starts: as the scaled "transpose" of the value part of the in-projection, or "random"."""
+    right_std: float = 0.02
+    """Standard deviation of the right projection at the start; 0 starts at the identity exactly."""
     bias: bool = False
     """Whether in- and out-projection have a bias."""
     conv_bias: bool = True
@@ -53,6 +102,10 @@ class ShippoSpec:
             expect_positive("Shippo", name, getattr(self, name))
         if not 0 < self.dt_min <= self.dt_max:
             raise ValueError(f"Shippo: `dt_min`, `dt_max` are {self.dt_min}, {self.dt_max}; expected 0 < dt_min <= dt_max")
+        for name, words in WORDS.items():
+            if getattr(self, name) not in words:
+                choices = " or ".join(map(repr, words))
+                raise ValueError(f"Shippo: `{name}` is {getattr(self, name)!r}; expected {choices}")
 
     def num_channels(self, d_model: int) -> int:
         """D = expand d_model, checked to be whole and a multiple of the group width."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import logging
 from pathlib import Path
 from typing import Any
 
@@ -16,10 +17,16 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import nn
 
+from shippo_ssm.layers import PAPER_START
 from shippo_ssm.models.sequence import SequenceConfig, SequenceModel
 
+logger = logging.getLogger("shippo_ssm")
+
 FORMAT = "shippo-sequence-model"
-VERSION = 1
+VERSION = 2
+# What the first version called otherwise, and how its models started: it wrote down neither.
+RENAMED = {".attention_norm.": ".norm.", ".attention.": ".mixer."}
+FIRST_START = {name: value for name, value in PAPER_START.items() if name != "right"} | {"frame_init": "random"}
 
 
 def save_checkpoint(model: SequenceModel, path: str | Path, *, notes: dict[str, Any] | None = None) -> Path:
@@ -59,13 +66,16 @@ def read_checkpoint(path: str | Path) -> tuple[SequenceConfig, dict[str, Any]]:
             f"read_checkpoint: `path` is {str(path)!r}, which has no config.json; expected a folder of save_checkpoint"
         )
     header = json.loads(file.read_text())
-    if not isinstance(header, dict) or header.get("format") != FORMAT or header.get("version") != VERSION:
+    if not isinstance(header, dict) or header.get("format") != FORMAT or header.get("version") not in (1, VERSION):
         raise ValueError(f"read_checkpoint: {file.name} is not a {FORMAT!r} file of version {VERSION}; save the model again")
     fields = {field.name for field in dataclasses.fields(SequenceConfig)}
     unknown = sorted(set(header["config"]) - fields)
     if unknown:
         raise ValueError(f"read_checkpoint: the config has unknown keys {unknown}; expected some of {sorted(fields)}")
-    return SequenceConfig(**header["config"]), header["notes"]
+    if header["version"] == 1:
+        logger.warning("%s is of version 1: read with the start of that time, without a norm of what is read", path)
+    earlier = FIRST_START if header["version"] == 1 else {}
+    return SequenceConfig(**earlier | header["config"]), header["notes"]
 
 
 def load_checkpoint(
@@ -85,7 +95,7 @@ def load_checkpoint(
     """
     config, _ = read_checkpoint(path)
     model = SequenceModel(config, embedding, head)
-    tensors = load_file(Path(path) / "model.safetensors")
+    tensors = {_present_name(name): tensor for name, tensor in load_file(Path(path) / "model.safetensors").items()}
     expected = model.state_dict()
     missing, unknown = sorted(set(expected) - set(tensors)), sorted(set(tensors) - set(expected))
     if missing or unknown:
@@ -101,3 +111,9 @@ def load_checkpoint(
             )
     model.to(tensors["in_proj.weight"].dtype).load_state_dict(tensors)
     return model.to(device)
+
+
+def _present_name(name: str) -> str:
+    for old, new in RENAMED.items():
+        name = name.replace(old, new)
+    return name

@@ -12,6 +12,7 @@ Importing this module registers the classes with `AutoConfig`, `AutoModel` and `
 
 from __future__ import annotations
 
+import logging
 import math
 from dataclasses import fields
 from typing import Any
@@ -25,8 +26,10 @@ from transformers.configuration_utils import PreTrainedConfig
 from transformers.masking_utils import create_recurrent_attention_mask
 from transformers.modeling_outputs import BaseModelOutputWithPast, CausalLMOutputWithPast
 
-from shippo_ssm.layers import Block, CellState, Controller, Shippo, ShippoSpec, ShippoState, ShortConv, Stack
+from shippo_ssm.layers import PAPER_START, Block, CellState, Controller, Shippo, ShippoSpec, ShippoState, ShortConv, Stack
 from shippo_ssm.layers.mixer import WHOLE, check_gaps
+
+logger = logging.getLogger("shippo_ssm")
 
 # Options of `ShippoSpec` that the library calls otherwise.
 LIBRARY_NAMES = {
@@ -142,6 +145,15 @@ class ShippoConfig(PreTrainedConfig):
         vars()[LIBRARY_NAMES.get(_field.name, _field.name)] = _field.default
     del _field
 
+    @classmethod
+    def from_dict(cls, config_dict: dict[str, Any], **kwargs: Any) -> Any:
+        """As the library's; a configuration that was saved before the layer had a norm of what is read gets its old start."""
+        if "read_norm" not in config_dict and config_dict.get("model_type") == cls.model_type:
+            logger.warning("ShippoConfig: a configuration of the first version; read with the start of that time, PAPER_START")
+            old = {LIBRARY_NAMES.get(name, name): value for name, value in PAPER_START.items()}
+            config_dict = old | config_dict
+        return super().from_dict(config_dict, **kwargs)
+
     def validate_architecture(self) -> None:
         """Refuse what the cache cannot hold; `ShippoSpec` checks the rest."""
         if self.spec.d_conv < 2:
@@ -175,7 +187,7 @@ class ShippoPreTrainedModel(PreTrainedModel):
     _no_split_modules = ["Block"]  # noqa: RUF012
     supports_gradient_checkpointing = True
     _is_stateful = True
-    _keep_in_fp32_modules_strict = {"drift_log", "skip", "initial_memory", "scalar_bias", "right_bias"}  # noqa: RUF012
+    _keep_in_fp32_modules_strict = {"drift_log", "skip", "initial_memory", "read_norm", "scalar_bias", "right_bias"}  # noqa: RUF012
 
     @torch.no_grad()
     def _init_weights(self, module: nn.Module) -> None:

@@ -40,6 +40,9 @@ class SequenceConfig(ShippoSpec):
     num_classes: int | None = None
     """Classes of each classifier; `None` takes `vocab_size`, or leaves features where that is `None` too."""
     norm_eps: float = 1e-5
+    frame_init: str = "identity"
+    """How the projections in front of the layers and behind them start: as the "identity", so that a token is what its
+    embedding says and an answer what the layers say, or "random"."""
 
     def __post_init__(self) -> None:
         if self.mixer in FAMILIES:
@@ -50,6 +53,8 @@ class SequenceConfig(ShippoSpec):
         if self.mixer not in MIXERS:
             words = ", ".join(map(repr, (*MIXERS, *FAMILIES)))
             raise ValueError(f"SequenceConfig: `mixer` is {self.mixer!r}; expected one of {words}")
+        if self.frame_init not in ("identity", "random"):
+            raise ValueError(f"SequenceConfig: `frame_init` is {self.frame_init!r}; expected 'identity' or 'random'")
         if self.n_layers < 1:
             raise ValueError(f"SequenceConfig: `n_layers` is {self.n_layers}; expected at least 1")
 
@@ -103,6 +108,10 @@ class SequenceModel(nn.Module):
         self.norm = nn.RMSNorm(width, eps=config.norm_eps)
         self.out_proj = nn.Linear(width, width)
         self.head = nn.Identity() if head is None else head
+        if config.frame_init == "identity":
+            for projection in (self.in_proj, self.out_proj):
+                nn.init.eye_(projection.weight)
+                nn.init.zeros_(projection.bias)
 
     @overload
     def forward(

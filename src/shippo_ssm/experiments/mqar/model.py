@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
 
 from shippo_ssm.experiments.mqar.recall import RecallConfig
-from shippo_ssm.models import SequenceConfig, SequenceModel, load_checkpoint
+from shippo_ssm.layers import PAPER_START
+from shippo_ssm.models import Heads, SequenceConfig, SequenceModel, load_checkpoint
 from shippo_ssm.tasks.mqar import MODULUS, WIDTH, TransportMQAR
 
 
@@ -17,6 +19,9 @@ from shippo_ssm.tasks.mqar import MODULUS, WIDTH, TransportMQAR
 class MqarConfig(RecallConfig):
     """A row of the table; defaults are the paper's protocol."""
 
+    start: Literal["paper", "unit"] = "paper"
+    """How layers and projections start: as in the first version of the layer, or in unit time with what is written aligned
+    with what is answered (see `build_model`); the same for every row, as far as it has the part."""
     mixer: str = "split"
     """A mixer of `SequenceModel`, or "untouched" for the predictor that has nothing to train."""
     expand: float = 2
@@ -39,7 +44,8 @@ class MqarConfig(RecallConfig):
     @property
     def geometry(self) -> SequenceConfig:
         """The model's: four classifiers of 31 classes."""
-        return self.shared(SequenceConfig, num_outputs=WIDTH, num_classes=MODULUS)
+        start = PAPER_START | {"frame_init": "random"} if self.start == "paper" else {"bounded": False}
+        return self.shared(SequenceConfig, num_outputs=WIDTH, num_classes=MODULUS, **start)
 
 
 class EventEmbedding(nn.Module):
@@ -65,10 +71,22 @@ class EventEmbedding(nn.Module):
 
 
 def build_model(config: MqarConfig, seed: int) -> SequenceModel:
-    """The model of a row, a function of configuration and seed: tokens [B, T, 7] -> logits [B, T, 4, 31]."""
+    """The model of a row, a function of configuration and seed: tokens [B, T, 7] -> logits [B, T, 4, 31].
+
+    With the unit start the classifiers begin as the embeddings of the values that they answer with, scaled to the spread of a
+    linear layer: values and answers share a vocabulary.
+    """
     with torch.random.fork_rng():
         torch.manual_seed(seed)
-        return SequenceModel(config.geometry, embedding=EventEmbedding(config.task(seed), config.d_model))
+        embedding = EventEmbedding(config.task(seed), config.d_model)
+        model = SequenceModel(config.geometry, embedding=embedding)
+    if config.start == "unit":
+        assert isinstance(model.head, Heads)
+        with torch.no_grad():
+            values = embedding.table.weight[-WIDTH * MODULUS - 1 : -1]
+            model.head.proj.weight.copy_(values * config.d_model**-0.5)
+            model.head.proj.bias.zero_()
+    return model
 
 
 def weights_folder(run: Path, row: str, seed: int) -> Path:

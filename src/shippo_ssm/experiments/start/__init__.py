@@ -1,0 +1,1 @@
+"""How the layer starts: which parts of its start help it learn, on four small probes."""
