@@ -1,9 +1,13 @@
-"""Write `docs/results.md`, the table in the README and the pictures in `docs/_static` again, from the committed results."""
+"""Write the generated pages again: results and pictures from `results/`, the architecture from the code."""
 
 from pathlib import Path
+
+import architecture
 
 from shippo_ssm.experiments import all_experiments
 from shippo_ssm.lab.pages import Pages
 
 if __name__ == "__main__":
-    Pages(Path(__file__).resolve().parents[1], all_experiments()).write()
+    root = Path(__file__).resolve().parents[1]
+    Pages(root, all_experiments()).write()
+    architecture.write(root)

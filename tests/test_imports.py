@@ -1,29 +1,13 @@
 """Imports point one way: a room may lean only on the rooms below it."""
 
-import ast
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
 import shippo_ssm
+from docs.architecture import PACKAGE, ROOMS, imported_rooms, room_of
 
-PACKAGE = Path(shippo_ssm.__file__).parent
-ROOMS = {
-    "engine",
-    "projection",
-    "scan",
-    "actions",
-    "collapse",
-    "layers",
-    "models",
-    "tasks",
-    "lab",
-    "experiments",
-    "theory",
-    "cli",
-}
 # Room -> rooms it may import. Modules at the top of the package that are not rooms serve all of them.
 BELOW = {
     "projection": set(),
@@ -38,23 +22,7 @@ BELOW = {
     "lab": {"theory", "layers", "actions", "projection"},
     "experiments": {"engine", "lab", "models", "layers", "scan", "actions", "collapse", "tasks", "projection"},
 }
-ROOMS = {*BELOW, "cli"}
-BELOW["cli"] = ROOMS
-
-
-def imported_rooms(source: str) -> set[str]:
-    """Every room that `source` imports, anywhere in it, lazily or not; what only type checkers read is no import."""
-    names = []
-    tree = ast.parse(source)
-    tree.body = [node for node in tree.body if not (isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING")]
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Import):
-            names += [alias.name for alias in node.names]
-        elif isinstance(node, ast.ImportFrom):
-            assert node.level == 0, "relative imports hide the room they come from"
-            names += [node.module, *(f"{node.module}.{alias.name}" for alias in node.names)]
-    parts = [name.split(".") for name in names if name]
-    return {part[1] for part in parts if part[0] == "shippo_ssm" and len(part) > 1} & ROOMS
+BELOW["cli"] = set(BELOW)
 
 
 def upward_imports(room: str, source: str) -> set[str]:
@@ -63,11 +31,15 @@ def upward_imports(room: str, source: str) -> set[str]:
 
 @pytest.mark.parametrize("path", sorted(PACKAGE.rglob("*.py")), ids=lambda path: str(path.relative_to(PACKAGE)))
 def test_no_upward_import(path):
-    room = path.relative_to(PACKAGE).parts[0].removesuffix(".py")
+    room = room_of(path)
     if room in ROOMS:
         assert not upward_imports(room, path.read_text())
     elif room != "__init__":
         assert not imported_rooms(path.read_text()), "a module that serves all rooms leans on none"
+
+
+def test_every_room_has_its_place():
+    assert set(BELOW) == set(ROOMS)
 
 
 def test_an_upward_import_is_found():

@@ -36,14 +36,19 @@ def good():
     return result("paired", *rows)
 
 
+def check_experiment(experiment):
+    """What every experiment says of itself: a claim, a protocol, a short preset, its tables, highlights that it has."""
+    assert experiment.claim
+    assert experiment.protocol
+    assert "smoke" in experiment.presets
+    assert all(table.label.startswith("tab:") for table in experiment.tables)
+    ours, columns = {row.name for row in experiment.rows()}, {column.key for column in experiment.columns}
+    assert all(row in ours and metric in columns for row, metric, _ in experiment.highlights)
+
+
 def test_every_experiment_names_a_table_of_the_paper_and_its_rows():
     for experiment in all_experiments():
-        assert experiment.claim
-        assert experiment.protocol
-        assert "smoke" in experiment.presets
-        assert all(table.label.startswith("tab:") for table in experiment.tables)
-        ours, columns = {row.name for row in experiment.rows()}, {column.key for column in experiment.columns}
-        assert all(row in ours and metric in columns for row, metric, _ in experiment.highlights)
+        check_experiment(experiment)
     for module, key in ((paired, "paired"), (paired, "right-transport"), (groups, "groups"), (projection, "projection")):
         ours = {config.name for config in module.rows()}
         assert set(paper_numbers()[key].rows) <= ours

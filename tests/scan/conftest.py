@@ -1,5 +1,7 @@
 """What the scan tests share: operands in four regimes, one tolerance table, and memory poisoned with NaN."""
 
+import functools
+
 import pytest
 import torch
 from torch import Tensor
@@ -80,6 +82,36 @@ def assert_agree(got: dict[str, Tensor], expected: dict[str, Tensor], tolerance:
             assert ratio <= tolerance, f"{name}: {ratio:.2e} > {tolerance:.0e}"
 
 
+# Operands that a backend may meet, beside the regimes.
+VARIANTS = (
+    {"right": False, "T": 37},
+    {"varying": True, "T": 37},
+    {"rank": 3, "T": 37},
+    {"rank": 2, "varying": True, "right": False, "T": 5, "N": 2, "P": 5},
+    {"T": 20, "N": 3, "P": 2},
+    {"seen": True, "T": 37},
+    {"seen": True, "rank": 2, "varying": True, "right": False, "T": 5, "N": 9, "P": 5},
+)
+
+
+@functools.cache
+def reference_run(cu_seqlens=None, **case) -> tuple[Recurrence, Tensor, dict[str, Tensor]]:
+    """A case and its float64 reference run, computed once for all backends and dtypes."""
+    recurrence, state = make_recurrence(**case)
+    bounds = None if cu_seqlens is None else torch.tensor(cu_seqlens)
+    return recurrence, state, run_with_gradients(recurrence, state, cu_seqlens=bounds, backend="reference")
+
+
+def check_backend(backend: str, dtype=torch.float64, **case) -> dict[str, Tensor]:
+    """What every backend keeps: outputs, last state and the gradients of all operands are those of the reference loop."""
+    recurrence, state, expected = reference_run(**case)
+    bounds = torch.tensor(case["cu_seqlens"]) if "cu_seqlens" in case else None
+    operands = recurrence.map(lambda tensor: tensor.to(dtype))
+    got = run_with_gradients(operands, state.to(dtype), cu_seqlens=bounds, backend=backend)
+    assert_agree(got, expected, TOLERANCE[dtype])
+    return got
+
+
 @pytest.fixture(autouse=True)
 def _poisoned_memory():
     """`torch.empty` gives NaN, so that a kernel that forgets to write a place is caught."""
@@ -92,8 +124,8 @@ def _poisoned_memory():
 
 @pytest.fixture(scope="session")
 def helpers():
-    """The helpers above, for test files: they cannot import this one."""
+    """The helpers above, for test files."""
     from types import SimpleNamespace
 
-    shared = (make_recurrence, run_with_gradients, rms_ratio, assert_agree)
+    shared = (make_recurrence, run_with_gradients, rms_ratio, assert_agree, check_backend)
     return SimpleNamespace(REGIMES=REGIMES, TOLERANCE=TOLERANCE, **{helper.__name__: helper for helper in shared})

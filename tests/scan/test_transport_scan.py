@@ -1,6 +1,5 @@
 """Every backend against the reference loop: outputs, last state, gradients of every argument; laws; bad input."""
 
-import functools
 import importlib.util
 import inspect
 from itertools import pairwise
@@ -14,25 +13,10 @@ from torch import Tensor
 from shippo_ssm.scan import BACKENDS, Recurrence, resolve_backend, scan, transport_scan
 from shippo_ssm.scan.checks import check_recurrence
 from shippo_ssm.scan.chunked import chunk_length
+from tests.scan.conftest import VARIANTS
 
 FAST = ["associative", "chunked", "fused"]
 LENGTHS = [1, 2, 63, 64, 100, 4096]
-
-
-@pytest.fixture(scope="module")
-def reference(helpers):
-    """The float64 reference run of one case, computed once for all backends and dtypes."""
-
-    @functools.cache
-    def run(**case):
-        options = {"backend": "reference"}
-        if "cu_seqlens" in case:
-            options["cu_seqlens"] = torch.tensor(case["cu_seqlens"])
-        shape = {name: size for name, size in case.items() if name != "cu_seqlens"}
-        given = helpers.make_recurrence(**shape)
-        return *given, helpers.run_with_gradients(*given, **options)
-
-    return run
 
 
 @pytest.mark.parametrize("length", LENGTHS)
@@ -54,32 +38,15 @@ def test_reference_is_the_equation(helpers, regime, length):
 @pytest.mark.parametrize("backend", FAST)
 @pytest.mark.parametrize("length", LENGTHS)
 @pytest.mark.parametrize("regime", ["contracting", "near-unit", "strong decay", "expanding"])
-def test_backends_equal_the_reference(helpers, reference, backend, regime, length):
-    batch = 1 if length == 4096 else 2
-    recurrence, state, expected = reference(regime=regime, T=length, B=batch)
-    for dtype, tolerance in helpers.TOLERANCE.items():
-        got = helpers.run_with_gradients(recurrence.map(lambda x, d=dtype: x.to(d)), state.to(dtype), backend=backend)
-        helpers.assert_agree(got, expected, tolerance)
+def test_backends_equal_the_reference(helpers, backend, regime, length):
+    for dtype in helpers.TOLERANCE:
+        helpers.check_backend(backend, dtype, regime=regime, T=length, B=1 if length == 4096 else 2)
 
 
 @pytest.mark.parametrize("backend", FAST)
-@pytest.mark.parametrize(
-    "case",
-    [
-        {"right": False, "T": 37},
-        {"varying": True, "T": 37},
-        {"rank": 3, "T": 37},
-        {"rank": 2, "varying": True, "right": False, "T": 5, "N": 2, "P": 5},
-        {"T": 20, "N": 3, "P": 2},
-        {"seen": True, "T": 37},
-        {"seen": True, "rank": 2, "varying": True, "right": False, "T": 5, "N": 9, "P": 5},
-    ],
-    ids=lambda case: " ".join(f"{key}={value}" for key, value in case.items()),
-)
-def test_variants_equal_the_reference(helpers, reference, backend, case):
-    recurrence, state, expected = reference(**case)
-    got = helpers.run_with_gradients(recurrence, state, backend=backend)
-    helpers.assert_agree(got, expected, helpers.TOLERANCE[torch.float64])
+@pytest.mark.parametrize("case", VARIANTS, ids=lambda case: " ".join(f"{key}={value}" for key, value in case.items()))
+def test_variants_equal_the_reference(helpers, backend, case):
+    helpers.check_backend(backend, **case)
 
 
 def test_backends_have_one_signature():
@@ -104,11 +71,10 @@ def test_the_public_call_is_the_scan_of_a_normalised_record(helpers, dtype):
 @pytest.mark.parametrize("backend", FAST)
 @pytest.mark.parametrize("varying", [False, True])
 @pytest.mark.parametrize("bounds", [(0, 70), (0, 0, 3, 3, 40, 70, 70), (0, 1, 2, 70)])
-def test_packed_equals_the_reference_and_each_sequence_alone(helpers, reference, backend, varying, bounds):
+def test_packed_equals_the_reference_and_each_sequence_alone(helpers, backend, varying, bounds):
     case = {"B": 1, "T": 70, "states": len(bounds) - 1, "varying": varying, "seen": varying}
-    recurrence, state, expected = reference(**case, cu_seqlens=bounds)
-    got = helpers.run_with_gradients(recurrence, state, backend=backend, cu_seqlens=torch.tensor(bounds))
-    helpers.assert_agree(got, expected, helpers.TOLERANCE[torch.float64])
+    got = helpers.check_backend(backend, cu_seqlens=bounds, **case)
+    recurrence, state = helpers.make_recurrence(**case)
     for s, (low, high) in enumerate(pairwise(bounds)):
         options = {"initial_state": state[s : s + 1], "output_final_state": True, "backend": backend}
         y, final_state = scan(recurrence.between(low, high), **options)

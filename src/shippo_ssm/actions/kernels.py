@@ -58,7 +58,7 @@ def choose_kernel(op: str, tensor: Tensor, width: int, axes: int, backend: str =
 
 
 class Operands(NamedTuple):
-    """What the kernel of a `coordinate_op` takes, for `count` items."""
+    """What the kernel of a `coordinate_op` takes, for `count` items; forward it has no cotangent and no gradients."""
 
     coords: Any
     step: Any
@@ -88,33 +88,26 @@ def coordinate_op(name: str, op: str, build: Callable[..., Any], formula: Callab
         The op for coords [.., K] and step [..] with one leading shape; `sizes` are integers that mean something to both.
     """
 
-    def run(
-        coords: Tensor, step: Tensor, right: Tensor, cotangent: Tensor | None, sizes: Sequence[int]
-    ) -> tuple[Tensor, Tensor]:
-        backward = cotangent is not None
-        d_coords = torch.empty(coords.shape if backward else (0,), dtype=coords.dtype)
-        d_step = torch.empty(step.shape if backward else (0,), dtype=coords.dtype)
-        faults, count = np.zeros(2, np.int64), step.numel()
-        operands = Operands(coords, step, right, cotangent if backward else right, d_coords, d_step, faults, count)
-        dtype, width = str(coords.dtype).removeprefix("torch."), right.shape[-1]
-        launch(build, -(-count // LANES), operands, dtype=dtype, width=width, sizes=tuple(sizes), backward=backward)
-        if faults[0]:
-            raise negative_step(op, step)
-        if faults[1]:
-            raise not_finite(op, "coords")
-        return d_coords, d_step
-
     @torch.library.custom_op(f"shippo::{name}", mutates_args=())
     def forward_op(coords: Tensor, step: Tensor, width: int, sizes: Sequence[int]) -> Tensor:
         right = torch.empty(*step.shape, width, width, dtype=coords.dtype)
-        run(coords, step, right, None, sizes)
+        faults, count, dtype = np.zeros(2, np.int64), step.numel(), str(coords.dtype).removeprefix("torch.")
+        operands = Operands(coords, step, right, None, None, None, faults, count)
+        launch(build, -(-count // LANES), operands, dtype=dtype, width=width, sizes=tuple(sizes), backward=False)
+        if faults.any():
+            raise negative_step(op, step) if faults[0] else not_finite(op, "coords")
         return right
 
     @torch.library.custom_op(f"shippo::{name}_backward", mutates_args=())
     def backward_op(
         coords: Tensor, step: Tensor, right: Tensor, cotangent: Tensor, sizes: Sequence[int]
     ) -> tuple[Tensor, Tensor]:
-        return run(coords, step, right, cotangent, sizes)
+        d_coords, d_step = (torch.empty(tensor.shape, dtype=coords.dtype) for tensor in (coords, step))
+        # The forward pass has looked for faults already.
+        faults, count, dtype = np.zeros(2, np.int64), step.numel(), str(coords.dtype).removeprefix("torch.")
+        operands = Operands(coords, step, right, cotangent, d_coords, d_step, faults, count)
+        launch(build, -(-count // LANES), operands, dtype=dtype, width=right.shape[-1], sizes=tuple(sizes), backward=True)
+        return d_coords, d_step
 
     @forward_op.register_fake
     def _(coords: Tensor, step: Tensor, width: int, sizes: Sequence[int]) -> Tensor:

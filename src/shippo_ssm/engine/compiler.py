@@ -103,7 +103,7 @@ def _digest(builder: Callable, kinds: Kinds, constants: dict[str, Any]) -> str:
     what = (builder.__module__, builder.__qualname__, fields, sorted(constants.items()), machine)
     digest = hashlib.sha256(repr(what).encode())
     # The builder's own module, what that takes from others of the package, and this room.
-    taken = [thing for thing in vars(inspect.getmodule(builder)).values() if _ours(thing)]
+    taken = [thing for thing in builder.__globals__.values() if _ours(thing)]
     files = {Path(inspect.getfile(thing)) for thing in (builder, *taken)} | set(Path(__file__).parent.glob("*.py"))
     for file in sorted(files):
         if file.exists():

@@ -86,28 +86,25 @@ def parallel_for(n: int, body: Callable[[int, int], None]) -> None:
         [0, 1, 2, 3, 4]
     """
     num_threads = min(torch.get_num_threads(), os.cpu_count() or 1, n)
-    if num_threads <= 1:
-        if n > 0:
-            body(0, n)
-        return
-    num_slices = min(n, num_threads * _SLICES_PER_THREAD)
+    num_slices = min(n, num_threads * _SLICES_PER_THREAD) if num_threads > 1 else num_threads
     # One shared iterator: `next` is atomic, so threads draw slices from it without a lock.
-    slices = iter([(i * n // num_slices, (i + 1) * n // num_slices) for i in range(num_slices)])
+    slices = iter(range(num_slices))
 
     def work() -> None:
-        for start, stop in slices:
-            body(start, stop)
+        for i in slices:
+            body(i * n // num_slices, (i + 1) * n // num_slices)
 
-    helpers = []
+    helpers, failures = [], []
     # At interpreter shutdown the pool takes no more work; the calling thread then does all of it.
     with contextlib.suppress(RuntimeError):
-        pool = _pool or _thread_pool()
-        helpers = [pool.submit(work) for _ in range(num_threads - 1)]
+        for _ in range(num_threads - 1):
+            helpers.append((_pool or _thread_pool()).submit(work))
     try:
         work()
     finally:
-        running = [helper for helper in helpers if not helper.cancel()]
-        failures = [error for helper in running if (error := helper.exception()) is not None]
+        for helper in helpers:
+            if not helper.cancel() and (error := helper.exception()) is not None:
+                failures.append(error)
     if failures:
         raise failures[0]
 

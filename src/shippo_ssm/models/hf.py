@@ -15,7 +15,7 @@ from __future__ import annotations
 import logging
 import math
 from dataclasses import fields
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from huggingface_hub.dataclasses import strict
@@ -85,7 +85,7 @@ class ShippoCacheLayer(LinearAttentionLayer, CacheLayerMixin):
         """Length and offset of what a mask for `query_length` more positions has to cover."""
         return self.num_seen + query_length, 0
 
-    def update(self, *args: Any, **kwargs: Any) -> Any:
+    def update(self, *args: Any, **kwargs: Any) -> NoReturn:
         """Refused: there are no keys and values."""
         raise ValueError("ShippoCacheLayer: `update` is for keys and values; a SHiPPO layer keeps its state with `store`")
 
@@ -231,7 +231,7 @@ class ShippoModel(ShippoPreTrainedModel):
         output_hidden_states: bool | None = None,
         return_dict: bool | None = None,
         **kwargs: Any,
-    ) -> Any:
+    ) -> BaseModelOutputWithPast | tuple[Any, ...]:
         """Hidden states of a segment.
 
         Args:
@@ -325,7 +325,7 @@ class ShippoForCausalLM(ShippoPreTrainedModel, GenerationMixin):
         return_dict: bool | None = None,
         logits_to_keep: int = 0,
         **kwargs: Any,
-    ) -> Any:
+    ) -> CausalLMOutputWithPast | tuple[Any, ...]:
         """Logits, and the next-token loss where there are labels; other arguments as in `ShippoModel.forward`.
 
         Args:

@@ -35,7 +35,10 @@ def run(recurrence: Recurrence, initial_state: Tensor | None = None, cu_seqlens:
     Differentiable once; ask backend="associative" or "reference" for second derivatives.
     """
     operands = (*recurrence, initial_state)
-    keep = torch.is_grad_enabled() and any(operand is not None and operand.requires_grad for operand in operands)
+    keep = False
+    if torch.is_grad_enabled():
+        for operand in operands:
+            keep = keep or (operand is not None and operand.requires_grad)
     y, final_state, _ = _scan(*operands, cu_seqlens, keep)
     return y, final_state
 

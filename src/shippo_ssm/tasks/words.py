@@ -332,7 +332,7 @@ class WordTask:
 
     @property
     def vocab_size(self) -> int:
-        """Number of tokens: the elements, and the start token where there is one."""
+        """How many tokens there are: one per element, and the start token where there is one."""
         return self.structure.order + self.start
 
     @property
