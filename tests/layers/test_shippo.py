@@ -160,6 +160,7 @@ def test_every_parameter_gets_a_finite_gradient(right, options):
 def test_right_actions_start_near_the_identity(right):
     layer = Shippo(64, right=right)
     actions = layer.right_actions(torch.randn(2, 20, 64))
+    assert actions is not None
     assert actions.shape == (2, 20, 32, 4, 4)
     assert (actions - torch.eye(4)).abs().max() < 0.1
 
@@ -177,6 +178,8 @@ def test_starts():
 def test_a_learnable_start_is_read_from_the_first_token():
     layer = Shippo(8, d_state=8, learnable_initial_state=True)
     plain = copy.deepcopy(layer)
+    assert layer.initial_memory is not None
+    assert plain.initial_memory is not None
     nn.init.zeros_(plain.initial_memory)
     u = torch.randn(1, 1, 8)
     assert not torch.allclose(layer(u), plain(u))
@@ -315,6 +318,7 @@ def test_the_right_suffix_is_found_by_name():
     layer = Shippo(128)
     suffix = [name for name, _ in layer.named_parameters() if ".right_" in name]
     assert suffix == ["controller.right_bias", "controller.right_proj.weight"]
+    assert layer.controller.right_proj is not None
     assert layer.controller.right_proj.out_features == 1024
     assert isinstance(layer.controller, Controller)
     assert not [name for name, _ in Shippo(128, right="none").named_parameters() if "right" in name]
