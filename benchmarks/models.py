@@ -11,21 +11,24 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 
 from benchmarks.gate import check
 from benchmarks.timer import first_call, interleave
 from shippo_ssm.experiments.mqar.recall import query_loss
 
+if TYPE_CHECKING:
+    from shippo_ssm.models import SequenceModel
+
 # Logits and gradients of four layers in float32.
 _TOLERANCE = 1e-3
 
 
-def make_model(name: str, **changes: Any) -> nn.Module:
+def make_model(name: str, **changes: Any) -> SequenceModel:
     """A model of the paper's comparison by name, from a fixed seed, with `changes` to its configuration."""
     from shippo_ssm.experiments.mqar.model import EventEmbedding
     from shippo_ssm.experiments.mqar.parameters import PAPER_CONFIGS
@@ -85,7 +88,7 @@ def training(names: list[str], *, batch: int, length: int, rounds: int, budget: 
     return result
 
 
-def _train_once(model: nn.Module, optimizer: torch.optim.Optimizer, events: Any) -> None:
+def _train_once(model: SequenceModel, optimizer: torch.optim.Optimizer, events: Any) -> None:
     optimizer.zero_grad(set_to_none=True)
     query_loss(model, events).backward()
     optimizer.step()

@@ -52,7 +52,7 @@ def compare(speed: float, num_steps: int) -> dict[str, float]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--smoke", action="store_true", help="two speeds, coarse steps: a second")
     smoke = parser.parse_args().smoke
     print(f"{ORDER} LegS coefficients per channel; relative error of the reconstructed past")

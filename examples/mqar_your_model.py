@@ -54,7 +54,7 @@ def train(model: nn.Module, task: TransportMQAR, num_steps: int, batch_size: int
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--layer", choices=("gru", "shippo"), default="gru")
     parser.add_argument("--steps", type=int, default=600)
     parser.add_argument("--smoke", action="store_true", help="a few steps on short examples")

@@ -67,14 +67,14 @@ def generate(model: SequenceModel, prompt: str, num_characters: int, temperature
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--out", type=Path, default=Path("runs/characters"), help="folder of the saved model")
     parser.add_argument("--steps", type=int, default=200)
     parser.add_argument("--smoke", action="store_true", help="a tiny model and four steps")
     options = parser.parse_args()
     torch.manual_seed(0)
-    small = {"d_model": 16, "n_layers": 1, "d_state": 16} if options.smoke else {"d_model": 64, "n_layers": 2, "d_state": 16}
-    model = SequenceModel(SequenceConfig(vocab_size=128, **small))
+    d_model, n_layers = (16, 1) if options.smoke else (64, 2)
+    model = SequenceModel(SequenceConfig(vocab_size=128, d_model=d_model, n_layers=n_layers, d_state=16))
     text = corpus()
     print(f"{len(text)} characters, {sum(p.numel() for p in model.parameters())} parameters")
     if options.smoke:

@@ -59,8 +59,8 @@ def printed() -> dict[str, str]:
     return found
 
 
-def run(command: str, monkeypatch) -> int:
-    """The exit code of a `shippo` command line, run in this process."""
+def run(command: str, monkeypatch) -> int | str:
+    """The exit code, or the last words, of a `shippo` command line, run in this process."""
     monkeypatch.setattr(sys, "argv", shlex.split(command))
     try:
         cli.main()

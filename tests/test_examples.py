@@ -14,6 +14,8 @@ def run(name: str, arguments: list[str], monkeypatch):
     """Load an example and call its `main` with these arguments; returns the module."""
     path = next(path for path in EXAMPLES if path.stem == name)
     spec = importlib.util.spec_from_file_location(f"example_{name}", path)
+    assert spec is not None
+    assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     monkeypatch.setattr(sys, "argv", [str(path), *arguments])

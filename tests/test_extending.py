@@ -43,7 +43,7 @@ def in_segments(recurrence, initial_state=None, cu_seqlens=None):
     """Seven positions at a time, each segment from the state that the one before it left."""
     if cu_seqlens is not None:
         return scan_packed(in_segments, recurrence, initial_state, cu_seqlens)
-    state, outputs = initial_state, []
+    state, outputs = recurrence.zero_state() if initial_state is None else initial_state, []
     for start in range(0, recurrence.read.shape[1], 7):
         y, state = reference.run(recurrence.between(start, start + 7), state)
         outputs.append(y)
@@ -153,12 +153,12 @@ def judge(result):
 def test_an_experiment(monkeypatch, tmp_path):
     """A claim with two rows, of which one holds, from its line in the list to its table."""
     claim = ModuleType("shippo_ssm.experiments.halves")
-    claim.EXPERIMENT = Experiment(
+    vars(claim)["EXPERIMENT"] = Experiment(
         name="halves",
         title="Halves",
         claim="Twice the steps, half the error.",
         protocol="two rows, two seeds",
-        tables=(PaperTable("tab:halves", "Halves", 2, {"n20": {"error": [0.05, None]}}),),
+        tables=(PaperTable("tab:halves", "Halves", 2, {"n20": {"error": (0.05, None)}}),),
         wall_time="no time",
         presets={"full": rows, "smoke": rows},
         train=train,

@@ -23,7 +23,7 @@ FACTORS = {
 }
 
 
-@pytest.fixture(params=FACTORS.values(), ids=FACTORS.keys())
+@pytest.fixture(params=FACTORS.values(), ids=list(FACTORS))
 def factor(request):
     return request.param
 

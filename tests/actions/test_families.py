@@ -45,7 +45,7 @@ STABLE = {name for name in FAMILIES if name.startswith(("orthogonal", "dissipati
 STABLE |= {"split, rotations"}
 
 
-@pytest.fixture(params=FAMILIES.values(), ids=FAMILIES.keys())
+@pytest.fixture(params=FAMILIES.values(), ids=list(FAMILIES))
 def family(request):
     return request.param()
 

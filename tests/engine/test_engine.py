@@ -104,12 +104,15 @@ def test_parallel_for_covers_everything_and_raises():
     def count(start, stop):
         seen[start:stop] += 1
 
+    def fail(start, stop):
+        raise ZeroDivisionError
+
     for n in (0, 1, 1001):
         seen[:] = 0
         parallel_for(n, count)
         assert seen.tolist() == [1] * n + [0] * (1001 - n)
     with pytest.raises(ZeroDivisionError):
-        parallel_for(8, lambda start, stop: 1 // 0)
+        parallel_for(8, fail)
     # Calls from inside a slice must not wait for threads that are all busy waiting.
     parallel_for(8, lambda start, stop: parallel_for(8, lambda start, stop: None))
 

@@ -25,7 +25,7 @@ def toy():
         title="A toy",
         claim="It runs.",
         protocol="nothing is trained",
-        tables=(PaperTable("tab:toy", "A toy", 3, {"right": {"nmse": [2.44e-7, 4.61e-7], "r2": [1.0, None]}}),),
+        tables=(PaperTable("tab:toy", "A toy", 3, {"right": {"nmse": (2.44e-7, 4.61e-7), "r2": (1.0, None)}}),),
         wall_time="a moment",
         presets={"full": rows, "smoke": rows},
         train=train,

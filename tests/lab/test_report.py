@@ -283,7 +283,8 @@ def test_it_fits_the_screen(browser, page, width, scheme, tmp_path):
 @pytest.mark.chromium
 def test_no_errors_and_no_requests(browser, page):
     open_at(browser, page, 1280)
-    browser.get_log("browser"), browser.get_log("performance")
+    for kind in ("browser", "performance"):
+        browser.get_log(kind)
     browser.refresh()
     assert browser.get_log("browser") == []
     events = [json.loads(entry["message"])["message"] for entry in browser.get_log("performance")]

@@ -1,6 +1,7 @@
 """Stacked training: the optimiser against torch's, seeds as if alone, interruption without a trace."""
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -11,7 +12,7 @@ from shippo_ssm.experiments.projection import claim as projection
 from shippo_ssm.lab.experiment import Session
 from shippo_ssm.lab.stacked import AdamW, Layout, nmse, r_squared
 
-SHORT = {"steps": 14, "eval_every": 6}
+SHORT: dict[str, Any] = {"steps": 14, "eval_every": 6}
 
 
 def short_rows():

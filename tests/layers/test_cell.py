@@ -4,6 +4,7 @@ from itertools import pairwise
 
 import pytest
 import torch
+from torch import Tensor
 
 from shippo_ssm.layers import CellState, shippo_cell, shippo_cell_step
 
@@ -22,6 +23,13 @@ def operands(B=2, T=9, G=2, N=5, P=3, rank=None, seed=0):
     arguments = (normal(B, T, G, *ranks, P), normal(B, T, G, *ranks, N), normal(B, T, G, N), uniform(B, T, G), uniform(B, T, G))
     state = CellState(normal(B, G, N, P), normal(B, G, *ranks, N), normal(B, G, *ranks, P))
     return (*arguments, -uniform(G, N), right), state
+
+
+def run_cell(*arguments, **options) -> tuple[Tensor, CellState]:
+    """`shippo_cell` with the state after it."""
+    y, after = shippo_cell(*arguments, output_final_state=True, **options)
+    assert after is not None
+    return y, after
 
 
 def paper(value, write, read, step, mix, drift, right, state):
@@ -46,7 +54,7 @@ def paper(value, write, read, step, mix, drift, right, state):
 @pytest.mark.parametrize("rank", [None, 2])
 def test_cell_is_the_papers_recurrence(backend, rank):
     arguments, state = operands(rank=rank)
-    y, after = shippo_cell(*arguments, initial_state=state, output_final_state=True, backend=backend)
+    y, after = run_cell(*arguments, initial_state=state, backend=backend)
     expected, memory = paper(*arguments, state)
     torch.testing.assert_close(y, expected, rtol=1e-10, atol=1e-10)
     torch.testing.assert_close(after.memory, memory, rtol=1e-10, atol=1e-10)
@@ -85,9 +93,9 @@ def test_identity_right_is_the_one_sided_cell():
 def test_step_by_step(rank):
     arguments, state = operands(rank=rank)
     *series, drift, right = arguments
-    y, after = shippo_cell(*arguments, initial_state=state, output_final_state=True)
+    y, after = run_cell(*arguments, initial_state=state)
     for t in range(9):
-        y_t, state = shippo_cell_step(*(tensor[:, t] for tensor in series), drift, right[:, t], state)
+        y_t, state = shippo_cell_step(*(tensor[:, t] for tensor in series), drift=drift, right=right[:, t], state=state)
         torch.testing.assert_close(y_t, y[:, t], rtol=1e-10, atol=1e-10)
     for got, expected in zip(state, after):
         torch.testing.assert_close(got, expected, rtol=1e-10, atol=1e-10)
@@ -105,8 +113,8 @@ def test_masked_positions_are_the_identity_map_anywhere():
         wide[mask] = tensor.flatten(0, 1)
     spread = [tensor.requires_grad_() for tensor in spread]
     state = CellState(*(part.requires_grad_() for part in state))
-    y, after = shippo_cell(*arguments, initial_state=state, output_final_state=True)
-    y_wide, after_wide = shippo_cell(*spread[:5], drift, spread[5], initial_state=state, output_final_state=True, mask=mask)
+    y, after = run_cell(*arguments, initial_state=state)
+    y_wide, after_wide = run_cell(*spread[:5], drift, spread[5], initial_state=state, mask=mask)
     torch.testing.assert_close(y_wide[mask], y.flatten(0, 1), rtol=1e-11, atol=1e-11)
     for got, expected in zip(after_wide, after):
         torch.testing.assert_close(got, expected, rtol=1e-11, atol=1e-11)
@@ -119,7 +127,7 @@ def test_masked_positions_are_the_identity_map_anywhere():
 def test_a_row_of_padding_keeps_its_state():
     arguments, state = operands(T=4)
     mask = torch.zeros(2, 4, dtype=torch.bool)
-    _, after = shippo_cell(*arguments, initial_state=state, output_final_state=True, mask=mask)
+    _, after = run_cell(*arguments, initial_state=state, mask=mask)
     for got, expected in zip(after, state):
         assert torch.equal(got, expected)
 
@@ -129,11 +137,11 @@ def test_packed_sequences_with_empty_ones():
     *series, drift, right = arguments
     bounds = [0, 0, 4, 4, 10, 10]
     state = CellState(torch.randn(5, 2, 5, 3).double(), torch.randn(5, 2, 5).double(), torch.randn(5, 2, 3).double())
-    y, after = shippo_cell(*arguments, initial_state=state, output_final_state=True, cu_seqlens=torch.tensor(bounds))
+    y, after = run_cell(*arguments, initial_state=state, cu_seqlens=torch.tensor(bounds))
     for index, (low, high) in enumerate(pairwise(bounds)):
         own = CellState(*(part[index : index + 1] for part in state))
         alone = [tensor[:, low:high] for tensor in series]
-        y_alone, after_alone = shippo_cell(*alone, drift, right[:, low:high], initial_state=own, output_final_state=True)
+        y_alone, after_alone = run_cell(*alone, drift, right[:, low:high], initial_state=own)
         torch.testing.assert_close(y[:, low:high], y_alone, rtol=1e-11, atol=1e-11)
         for got, expected in zip(after, after_alone):
             torch.testing.assert_close(got[index], expected[0], rtol=1e-11, atol=1e-11)
@@ -143,19 +151,8 @@ def test_gradcheck():
     arguments, state = operands(B=1, T=4, G=1, N=2, P=2)
     inputs = [tensor.requires_grad_() for tensor in (*arguments, *state)]
 
-    def run(value, write, read, step, mix, drift, right, *parts):
-        y, after = shippo_cell(
-            value,
-            write,
-            read,
-            step,
-            mix,
-            drift,
-            right,
-            initial_state=CellState(*parts),
-            output_final_state=True,
-            backend="associative",
-        )
+    def run(*given):
+        y, after = run_cell(*given[:7], initial_state=CellState(*given[7:]), backend="associative")
         return (y, *after)
 
     assert torch.autograd.gradcheck(run, inputs)
@@ -165,7 +162,7 @@ def test_half_precision_computes_in_float32():
     arguments, state = operands()
     low = [tensor.to(torch.bfloat16) for tensor in arguments]
     state = CellState(*(part.to(torch.bfloat16) for part in state))
-    y, after = shippo_cell(*low, initial_state=state, output_final_state=True, backend="associative")
+    y, after = run_cell(*low, initial_state=state, backend="associative")
     assert y.dtype == torch.bfloat16
     assert all(part.dtype == torch.float32 for part in after)
     state = CellState(*(part.double() for part in state))

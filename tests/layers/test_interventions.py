@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from shippo_ssm.layers import ShippoBackbone, debug_nans, identity_right, zero_right_suffix
+from shippo_ssm.layers import Shippo, ShippoBackbone, debug_nans, identity_right, zero_right_suffix
 
 
 def test_identity_right_and_back(tools):
@@ -49,8 +49,10 @@ def test_debug_nans_names_the_first_layer():
         model(u)
         with pytest.raises(FloatingPointError, match=r"input of `layers\.0\.norm`"):
             model(torch.full_like(u, float("nan")))
+    mixer = list(model.layers)[1].mixer
+    assert isinstance(mixer, Shippo)
     with torch.no_grad():
-        model.layers[1].mixer.in_proj.weight[0, 0] = float("inf")
+        mixer.in_proj.weight[0, 0] = float("inf")
     with debug_nans(model), pytest.raises(FloatingPointError, match=r"output of `layers\.1\.mixer\.in_proj` \(Linear\)"):
         model(u)
-    assert not model.layers[1].mixer.in_proj._forward_hooks
+    assert not mixer.in_proj._forward_hooks

@@ -31,6 +31,7 @@ def test_no_transport_is_the_ordinary_layer(measure):
     layer = lift(measure, "none", d_model=8, d_state=6).double()
     torch.testing.assert_close(layer(u), ordinary(layer, u), rtol=1e-14, atol=1e-14)
     moved = lift(measure, "dense", d_model=8, d_state=6).double()
+    assert moved.right_proj is not None
     torch.nn.init.normal_(moved.right_proj.weight, std=0.2)
     with identity_right(moved):
         torch.testing.assert_close(moved(u), ordinary(moved, u), rtol=1e-14, atol=1e-14)

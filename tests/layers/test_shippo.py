@@ -2,6 +2,7 @@
 
 import copy
 import time
+from typing import Any
 
 import pytest
 import torch
@@ -161,12 +162,16 @@ def test_every_parameter_gets_a_finite_gradient(right, options):
 def test_right_actions_start_at_the_identity(right):
     """Exactly, but for the diagonal of the paper's generator, which only comes close; a little around it by default."""
     u = torch.randn(2, 20, 64)
-    exact = Shippo(64, right=right, right_std=0.0).right_actions(u)
-    assert exact.shape == (2, 20, 32, 4, 4)
-    assert (exact - torch.eye(4)).abs().max() <= (0.01 if right in ("split", "structured") else 0.0)
-    moved = Shippo(64, right=right).right_actions(u) - torch.eye(4)
-    assert 0.01 < moved.square().mean().sqrt() < 0.3
-    assert (Shippo(64, **PAPER_START | {"right": right}).right_actions(u) - torch.eye(4)).abs().max() < 0.1
+
+    def distance(**options) -> torch.Tensor:
+        actions = Shippo(64, **options | {"right": right}).right_actions(u)
+        assert actions is not None
+        assert actions.shape == (2, 20, 32, 4, 4)
+        return (actions - torch.eye(4)).abs()
+
+    assert distance(right_std=0.0).max() <= (0.01 if right in ("split", "structured") else 0.0)
+    assert 0.01 < distance().square().mean().sqrt() < 0.3
+    assert distance(**PAPER_START).max() < 0.1
 
 
 def test_starts():
@@ -184,7 +189,8 @@ def test_starts():
 
 
 def test_the_previous_start():
-    layer = Shippo(64, d_state=6, **PAPER_START | {"dt_min": 0.002, "dt_max": 0.05})
+    options: dict[str, Any] = PAPER_START | {"dt_min": 0.002, "dt_max": 0.05}
+    layer = Shippo(64, d_state=6, **options)
     assert torch.allclose(layer.drift, -torch.arange(1.0, 7.0).expand(32, 6))
     emission, _ = layer.controller(torch.zeros(1, 1, 128))
     assert emission.step.min() >= 0.002 * 0.999
@@ -200,6 +206,8 @@ def test_what_is_read_has_one_scale(scale):
     """Whatever the memory holds, what is read out of it enters the gate with unit spread."""
     layer = Shippo(32, d_state=8)
     seen = []
+    assert layer.read_norm is not None
+    assert layer.initial_memory is not None
     layer.read_norm.register_forward_hook(lambda module, args, output: seen.append(output))
     with torch.no_grad():
         layer.initial_memory.mul_(scale)
@@ -211,6 +219,8 @@ def test_what_is_read_has_one_scale(scale):
 def test_a_learnable_start_is_read_from_the_first_token():
     layer = Shippo(8, d_state=8, learnable_initial_state=True)
     plain = copy.deepcopy(layer)
+    assert layer.initial_memory is not None
+    assert plain.initial_memory is not None
     nn.init.zeros_(plain.initial_memory)
     u = torch.randn(1, 1, 8)
     assert not torch.allclose(layer(u), plain(u))
@@ -351,6 +361,7 @@ def test_the_right_suffix_is_found_by_name():
     layer = Shippo(128, right="split")
     suffix = [name for name, _ in layer.named_parameters() if ".right_" in name]
     assert suffix == ["controller.right_bias", "controller.right_proj.weight"]
+    assert layer.controller.right_proj is not None
     assert layer.controller.right_proj.out_features == 1024
     assert isinstance(layer.controller, Controller)
     assert not [name for name, _ in Shippo(128, right="none").named_parameters() if "right" in name]

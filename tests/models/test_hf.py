@@ -1,22 +1,24 @@
 """The Hugging Face model: saving, loading, generating with and without a cache, training."""
 
 import math
+from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 
 transformers = pytest.importorskip("transformers")
 
 from transformers import AutoConfig, AutoModel, AutoModelForCausalLM, DynamicCache  # noqa: E402
 
-from shippo_ssm.models.hf import ShippoConfig, ShippoForCausalLM, ShippoModel  # noqa: E402
+from shippo_ssm.models.hf import ShippoCacheLayer, ShippoConfig, ShippoForCausalLM, ShippoModel  # noqa: E402
 
 transformers.utils.logging.disable_progress_bar()
 
 
 def make_model(**options) -> ShippoForCausalLM:
     """A tiny model with weights large enough that its continuations differ from row to row."""
-    settings = {"vocab_size": 23, "hidden_size": 16, "num_hidden_layers": 2, "state_size": 8}
+    settings: dict[str, Any] = {"vocab_size": 23, "hidden_size": 16, "num_hidden_layers": 2, "state_size": 8}
     settings |= {"pad_token_id": 0, "eos_token_id": 1, "bos_token_id": 2} | options
     model = ShippoForCausalLM(ShippoConfig(**settings)).eval()
     for name, parameter in model.named_parameters():
@@ -25,6 +27,21 @@ def make_model(**options) -> ShippoForCausalLM:
         elif "embed" in name:
             torch.nn.init.normal_(parameter)
     return model
+
+
+def generate(model: Any, ids, mask, **how) -> Tensor:
+    """`model.generate`, whose `self` the library annotates with a protocol that a model need not have."""
+    return model.generate(ids, attention_mask=mask, **how)
+
+
+def held(cache, index) -> tuple[Tensor, Tensor]:
+    """The memory and the last source that one layer of a cache holds."""
+    layer = cache.layers[index]
+    assert isinstance(layer, ShippoCacheLayer)
+    memory, source = layer.recurrent_states[0], layer.conv_states[1]
+    assert memory is not None
+    assert source is not None
+    return memory, source
 
 
 def batch():
@@ -54,10 +71,10 @@ def test_generate_with_cache_equals_without(options):
         outputs = []
         for use_cache in (True, False):
             torch.manual_seed(3)
-            outputs.append(model.generate(ids, attention_mask=mask, use_cache=use_cache, **how, **length))
+            outputs.append(generate(model, ids, mask, use_cache=use_cache, **how, **length))
         assert torch.equal(*outputs), how
-    greedy = model.generate(ids, attention_mask=mask, do_sample=False, **length)
-    alone = model.generate(ids[:1, 4:], attention_mask=mask[:1, 4:], do_sample=False, **length)
+    greedy = generate(model, ids, mask, do_sample=False, **length)
+    alone = generate(model, ids[:1, 4:], mask[:1, 4:], do_sample=False, **length)
     assert torch.equal(greedy[0, 7:], alone[0, 3:])
     assert len({tuple(row) for row in greedy[:, 7:].tolist()}) > 1
 
@@ -71,18 +88,19 @@ def test_the_cache_is_a_dynamic_cache_of_fixed_size():
     first = model(ids[:, :5], attention_mask=mask[:, :5], past_key_values=cache)
     assert first.past_key_values is cache
     assert cache.get_seq_length() == 5
-    sizes = [cache.layers[0].recurrent_states[0].numel(), cache.layers[0].conv_states[1].numel()]
+    sizes = [part.numel() for part in held(cache, 0)]
     second = model(ids[:, 5:6], attention_mask=mask[:, :6], past_key_values=cache)
     third = model(ids[:, 6:], attention_mask=mask, past_key_values=cache)
     parts = torch.cat([first.logits, second.logits, third.logits], 1)
     torch.testing.assert_close(parts[mask.bool()], whole.logits[mask.bool()], atol=1e-4, rtol=1e-4)
-    assert sizes == [cache.layers[0].recurrent_states[0].numel(), cache.layers[0].conv_states[1].numel()]
+    assert sizes == [part.numel() for part in held(cache, 0)]
 
-    repeated = model.generate(ids, attention_mask=mask, max_new_tokens=3, do_sample=False, num_return_sequences=1)
+    repeated = generate(model, ids, mask, max_new_tokens=3, do_sample=False, num_return_sequences=1)
     assert repeated.shape[0] == 3
     cache.batch_repeat_interleave(2)
     cache.batch_select_indices(torch.tensor([0, 1]))
-    assert torch.equal(cache.layers[1].recurrent_states[0][0], cache.layers[1].recurrent_states[0][1])
+    memory, _ = held(cache, 1)
+    assert torch.equal(memory[0], memory[1])
     cache.reset()
     assert cache.get_seq_length() == 0
     with pytest.raises(ValueError, match=r"DynamicCache\(config=model\.config\)"):
@@ -135,30 +153,35 @@ def test_missing_weights_start_as_the_layers_do(tmp_path):
     del tensors["model.layers.0.mixer.drift_log"]
     save_file(tensors, tmp_path / "model.safetensors", metadata={"format": "pt"})
     again = ShippoForCausalLM.from_pretrained(tmp_path)
-    torch.testing.assert_close(again.model.layers[0].mixer.drift, -torch.logspace(-math.log10(4096), 0, 8).expand(8, 8))
-    assert torch.equal(again.model.layers[0].mixer.in_proj.weight, model.model.layers[0].mixer.in_proj.weight)
-    assert torch.equal(again.model.layers[0].mixer.skip, model.model.layers[0].mixer.skip)
+    ours, theirs = again.model.mixers[0], model.model.mixers[0]
+    torch.testing.assert_close(ours.drift, -torch.logspace(-math.log10(4096), 0, 8).expand(8, 8))
+    assert torch.equal(ours.in_proj.weight, theirs.in_proj.weight)
+    assert torch.equal(ours.skip, theirs.skip)
 
 
 def test_gradient_checkpointing_is_exact():
     model = make_model().train()
     ids, mask = batch()
-    grads = []
+    grads: list[list[Tensor]] = []
     for checkpointing in (False, True):
         if checkpointing:
             model.gradient_checkpointing_enable()
         model.zero_grad()
         loss = model(ids, attention_mask=mask, labels=torch.where(mask.bool(), ids, -100)).loss
         loss.backward()
-        grads.append([parameter.grad.clone() for parameter in model.parameters()])
+        grads.append([])
+        for parameter in model.parameters():
+            assert parameter.grad is not None
+            grads[-1].append(parameter.grad.clone())
     assert all(torch.equal(a, b) for a, b in zip(*grads))
     assert all(grad.abs().sum() > 0 for grad in grads[0])
 
 
 def test_bad_configurations():
-    for options, message in (({"conv_kernel": 1}, "`conv_kernel` is 1"), ({"controller_conv": 1}, "`controller_conv` is 1")):
-        with pytest.raises(Exception, match=message):
-            ShippoConfig(**options)
+    for name in ("conv_kernel", "controller_conv"):
+        bad: dict[str, Any] = {name: 1}
+        with pytest.raises(Exception, match=f"`{name}` is 1"):
+            ShippoConfig(**bad)
     model = make_model()
     with pytest.raises(ValueError, match="exactly one"):
         model()

@@ -112,14 +112,14 @@ def test_non_orthonormal_path():
     ("call", "word"),
     [
         (lambda: LegS(0), "N"),
-        (lambda: LegS(2.5), "N"),
+        (lambda: LegS(2.5), "N"),  # pyright: ignore[reportArgumentType]
         (lambda: LegT(4, -1.0), "theta"),
         (lambda: Fourier(4, np.inf), "theta"),
         (lambda: LegS(4).basis(0.0, 0.0), "expected a time > 0"),
         (lambda: LagT(4).A(-1.0), "expected a time > 0"),
         (lambda: LegS(4).basis(1.0, 1.5), "tau"),
         (lambda: LegT(4, 1.0).weight(1.0, [-0.5]), "tau"),
-        (lambda: LegS(4).gram("late"), "expected one number"),
+        (lambda: LegS(4).gram("late"), "expected one number"),  # pyright: ignore[reportArgumentType]
         (lambda: BasisPath(LegS(4), np.zeros((4, 4))), "singular"),
         (lambda: BasisPath(LegS(4), np.eye(3)), "change"),
     ],

@@ -199,8 +199,8 @@ def test_metric_only(signal):
         (lambda m, f: m.evolve(f, [1.0, 2.0], initial_state=np.zeros((3, 3))), "`C` has shape"),
         (lambda m, f: m.project(np.zeros((5, 3)), 1.0), "times"),
         (lambda m, f: m.project(np.zeros((2, 3)), 1.0, times=[1.0, 0.5]), "strictly increasing"),
-        (lambda m, f: ProjectionMemory("LegS"), "measure"),
-        (lambda m, f: ProjectionMemory(LegS(4), np.eye(3)), "transport"),
+        (lambda m, f: ProjectionMemory("LegS"), "measure"),  # pyright: ignore[reportArgumentType]
+        (lambda m, f: ProjectionMemory(LegS(4), np.eye(3)), "transport"),  # pyright: ignore[reportArgumentType]
     ],
 )
 def test_bad_input(call, word, moving, signal):

@@ -48,11 +48,18 @@ def make_recurrence(
     return recurrence.map(lambda tensor: tensor.to(dtype)), initial_state.to(dtype)
 
 
+def with_state(result: tuple[Tensor, Tensor | None]) -> tuple[Tensor, Tensor]:
+    """What a scan gave that was asked for its final state."""
+    y, final_state = result
+    assert final_state is not None
+    return y, final_state
+
+
 def run_with_gradients(recurrence: Recurrence, initial_state: Tensor | None = None, **options) -> dict[str, Tensor]:
     """y, the final state, and the gradient of every operand for fixed cotangents on both outputs."""
     leaves = recurrence.map(lambda tensor: tensor.detach().clone().requires_grad_())
     start = None if initial_state is None else initial_state.detach().clone().requires_grad_()
-    y, final_state = scan(leaves, initial_state=start, output_final_state=True, **options)
+    y, final_state = with_state(scan(leaves, initial_state=start, output_final_state=True, **options))
     random = torch.Generator().manual_seed(99)
     on_y = torch.randn(y.shape, generator=random, dtype=torch.float64).to(y.dtype)
     on_state = torch.randn(final_state.shape, generator=random, dtype=torch.float64).to(y.dtype)
@@ -117,7 +124,8 @@ def _poisoned_memory():
     """`torch.empty` gives NaN, so that a kernel that forgets to write a place is caught."""
     before = torch.are_deterministic_algorithms_enabled()
     torch.use_deterministic_algorithms(True)
-    torch.utils.deterministic.fill_uninitialized_memory = True
+    # A property that torch gives the module at run time.
+    torch.utils.deterministic.fill_uninitialized_memory = True  # pyright: ignore[reportAttributeAccessIssue]
     yield
     torch.use_deterministic_algorithms(before)
 
@@ -127,5 +135,5 @@ def helpers():
     """The helpers above, for test files."""
     from types import SimpleNamespace
 
-    shared = (make_recurrence, run_with_gradients, rms_ratio, assert_agree, check_backend)
+    shared = (make_recurrence, with_state, run_with_gradients, rms_ratio, assert_agree, check_backend)
     return SimpleNamespace(REGIMES=REGIMES, TOLERANCE=TOLERANCE, **{helper.__name__: helper for helper in shared})

@@ -4,8 +4,10 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch import Tensor
 
 from shippo_ssm.scan import Affine, apply, block_affine_scan, compose, cumulative_affine, identity_affine
+from shippo_ssm.scan.algebra import map_tensors
 
 KINDS = {
     "N": st.integers(1, 5),
@@ -78,13 +80,13 @@ def test_split_anywhere_equals_whole(N, P, T, cut, dense, right, backend, seed):
 
 def test_cumulative_maps_join_exactly():
     elements = random_affine(3, 4, 3, batch=(9,))
-    head = Affine(*(tensor[:4] for tensor in elements))
-    tail = Affine(*(tensor[4:] for tensor in elements))
-    last = Affine(*(tensor[-1:].expand(5, *tensor.shape[1:]) for tensor in cumulative_affine(head, 0)))
+    head = map_tensors(lambda tensor: tensor[:4], elements)
+    tail = map_tensors(lambda tensor: tensor[4:], elements)
+    last = map_tensors(lambda tensor: tensor[-1:].expand(5, *tensor.shape[1:]), cumulative_affine(head, 0))
     joined = compose(last, cumulative_affine(tail, 0))
     whole = cumulative_affine(elements, 0)
-    for one, two in zip(joined, whole):
-        torch.testing.assert_close(one, two[4:], rtol=1e-10, atol=1e-10)
+    for one, two in zip(joined, map_tensors(lambda tensor: tensor[4:], whole)):
+        torch.testing.assert_close(one, two, rtol=1e-10, atol=1e-10)
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.complex128])
@@ -96,6 +98,7 @@ def test_block_affine_scan_backends_agree_with_any_leading_dimensions(dtype, den
     reference = block_affine_scan(*elements, initial_state=start, backend="reference")
     torch.testing.assert_close(block_affine_scan(*elements, initial_state=start), reference, rtol=1e-9, atol=1e-9)
     state = start
+    assert elements.right is not None
     for t in range(7):
         rows = torch.diag_embed(elements.left[:, :, t]) if not dense else elements.left[:, :, t]
         state = rows @ state @ elements.right[:, :, t] + elements.update[:, :, t]
@@ -105,16 +108,16 @@ def test_block_affine_scan_backends_agree_with_any_leading_dimensions(dtype, den
 def test_block_affine_scan_gradients():
     elements = random_affine(6, 3, 2, batch=(5,), dense=True)
     start = torch.randn(3, 2, dtype=torch.float64, requires_grad=True)
-    leaves = [tensor.requires_grad_() for tensor in elements]
+    leaves = [tensor.requires_grad_() for tensor in elements if tensor is not None]
     assert torch.autograd.gradcheck(lambda *given: block_affine_scan(*given[:3], initial_state=given[3]), (*leaves, start))
 
 
 def test_block_affine_scan_half_precision_keeps_a_float32_state():
     elements = random_affine(7, 3, 2, batch=(50,), dtype=torch.float32)
-    halves = [(0.5 * tensor).bfloat16() for tensor in elements]
+    halves = map_tensors(lambda tensor: (0.5 * tensor).bfloat16(), elements)
     states = block_affine_scan(*halves)
     assert states.dtype == torch.bfloat16
-    assert torch.equal(states, block_affine_scan(*(tensor.float() for tensor in halves)).bfloat16())
+    assert torch.equal(states, block_affine_scan(*map_tensors(Tensor.float, halves)).bfloat16())
 
 
 @pytest.mark.parametrize(

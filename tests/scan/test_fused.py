@@ -64,8 +64,8 @@ def test_operands_need_not_be_contiguous(helpers, make):
     recurrence, _ = make()
     strided = recurrence.map(lambda tensor: tensor.transpose(0, -1).contiguous().transpose(0, -1))
     assert not strided.value.is_contiguous()
-    plain = scan(recurrence, output_final_state=True)
-    assert all(torch.equal(ours, want) for ours, want in zip(scan(strided, output_final_state=True), plain))
+    plain, ours = (helpers.with_state(scan(given, output_final_state=True)) for given in (recurrence, strided))
+    assert all(torch.equal(one, two) for one, two in zip(ours, plain))
 
 
 @pytest.mark.parametrize(("dtype", "largest", "tolerance"), [(torch.float32, 87.0, 4e-7), (torch.float64, 700.0, 1e-12)])
@@ -150,7 +150,11 @@ def test_compiles_as_one_graph(make):
 def test_vmap_is_a_loop(make):
     many = [make(seed=seed)[0] for seed in range(3)]
     stacked = [torch.stack(tensors).requires_grad_() for tensors in zip(*(recurrence[:6] for recurrence in many))]
-    ys = torch.func.vmap(lambda *given: fused.run(Recurrence(*given))[0])(*stacked)
+
+    def outputs(*given):
+        return fused.run(Recurrence(*given))[0]
+
+    ys = torch.func.vmap(outputs)(*stacked)
     dvalues = torch.autograd.grad(ys.square().sum(), stacked[0])[0]
     for recurrence, y, dvalue in zip(many, ys, dvalues):
         recurrence.value.requires_grad_()

@@ -3,6 +3,7 @@
 import importlib.util
 import inspect
 from itertools import pairwise
+from typing import Any
 
 import pytest
 import torch
@@ -59,11 +60,18 @@ def test_backends_have_one_signature():
 def test_the_public_call_is_the_scan_of_a_normalised_record(helpers, dtype):
     recurrence, state = helpers.make_recurrence(T=6, dtype=dtype)
     value, write = recurrence.value.squeeze(-2), recurrence.write.squeeze(-2)
-    y, final_state = transport_scan(value, write, *recurrence[2:6], initial_state=state, output_final_state=True)
+    y, final_state = helpers.with_state(
+        transport_scan(value, write, *recurrence[2:6], initial_state=state, output_final_state=True)
+    )
     plain = Recurrence(value, write, *recurrence[2:6], seen=value)
-    assert all(torch.equal(one, two) for one, two in zip(plain.normalised()[:6], recurrence.normalised()))
-    assert plain.normalised().seen.shape == recurrence.value.shape
-    expected, expected_state = scan(recurrence.normalised(), initial_state=state.float(), output_final_state=True)
+    for one, two in zip(plain.normalised()[:6], recurrence.normalised()):
+        torch.testing.assert_close(one, two, rtol=0, atol=0)
+    seen = plain.normalised().seen
+    assert seen is not None
+    assert seen.shape == recurrence.value.shape
+    expected, expected_state = helpers.with_state(
+        scan(recurrence.normalised(), initial_state=state.float(), output_final_state=True)
+    )
     assert torch.equal(y, expected.to(dtype))
     assert torch.equal(final_state, expected_state)
 
@@ -88,7 +96,8 @@ def test_gradcheck(helpers, backend):
     leaves = [tensor.clone().requires_grad_() for tensor in (*recurrence, state)]
 
     def run(*given):
-        return scan(Recurrence(*given[:7]), initial_state=given[7], output_final_state=True, backend=backend)
+        result = scan(Recurrence(*given[:7]), initial_state=given[7], output_final_state=True, backend=backend)
+        return helpers.with_state(result)
 
     assert torch.autograd.gradcheck(run, leaves)
 
@@ -135,8 +144,9 @@ def test_split_anywhere_equals_whole(helpers, B, T, G, N, P, rank, varying, righ
 def test_half_precision_is_computed_in_float32(helpers, backend, dtype):
     recurrence, state = helpers.make_recurrence(T=20, dtype=dtype)
     options = {"output_final_state": True, "backend": backend}
-    y, final_state = transport_scan(*recurrence[:6], initial_state=state, **options)
-    expected, expected_state = transport_scan(*recurrence.map(Tensor.float)[:6], initial_state=state.float(), **options)
+    y, final_state = helpers.with_state(transport_scan(*recurrence[:6], initial_state=state, **options))
+    single = recurrence.map(Tensor.float)
+    expected, expected_state = helpers.with_state(transport_scan(*single[:6], initial_state=state.float(), **options))
     assert (y.dtype, final_state.dtype) == (dtype, torch.float32)
     assert torch.equal(y, expected.to(dtype))
     assert torch.equal(final_state, expected_state)
@@ -152,17 +162,21 @@ def test_half_precision_takes_float32_step_drift_and_state(helpers, backend):
 
 def test_compiles_without_a_graph_break(helpers):
     recurrence, _ = helpers.make_recurrence(T=6)
-    compiled = torch.compile(lambda *given: transport_scan(*given)[0], fullgraph=True, backend="aot_eager")
-    assert torch.equal(compiled(*recurrence[:6]), transport_scan(*recurrence[:6])[0])
+
+    def outputs(*given):
+        return transport_scan(*given)[0]
+
+    compiled = torch.compile(outputs, fullgraph=True, backend="aot_eager")
+    assert torch.equal(compiled(*recurrence[:6]), outputs(*recurrence[:6]))
 
 
 @pytest.mark.parametrize("backend", ["reference", *FAST])
 def test_no_positions(helpers, backend):
     recurrence, start = helpers.make_recurrence(T=0)
-    y, state = scan(recurrence, initial_state=start, output_final_state=True, backend=backend)
+    y, state = helpers.with_state(scan(recurrence, initial_state=start, output_final_state=True, backend=backend))
     assert y.shape == (2, 0, 2, 3)
     assert torch.equal(state, start)
-    _, state = scan(recurrence, output_final_state=True, backend=backend)
+    _, state = helpers.with_state(scan(recurrence, output_final_state=True, backend=backend))
     assert torch.equal(state, torch.zeros_like(start))
 
 
@@ -254,6 +268,8 @@ def test_what_is_seen_has_the_shape_of_the_value(shape):
     "bounds", [[0, 4, 3, 6], [1, 6], [0, 5], [0, 9], [6], [[0, 6]], [0.0, 6.0]], ids=lambda bounds: str(bounds)
 )
 def test_bad_cu_seqlens(bounds):
-    arguments = {name: torch.zeros((1, *shape[1:]) if len(shape) > 2 else shape) for name, shape in GOOD.items()}
+    arguments: dict[str, Any] = {
+        name: torch.zeros((1, *shape[1:]) if len(shape) > 2 else shape) for name, shape in GOOD.items()
+    }
     with pytest.raises(ValueError, match=r"`cu_seqlens`.*expected"):
         transport_scan(**arguments, cu_seqlens=torch.tensor(bounds))

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from shippo_ssm.tasks.languages import LANGUAGES, LanguageTask, automaton_of, minimal_automaton
+from shippo_ssm.tasks.languages import LANGUAGES, Automaton, LanguageTask, automaton_of, minimal_automaton
 from shippo_ssm.tasks.streams import NO_TARGET
 
 
@@ -28,6 +28,19 @@ def solve(name: str, sentence: list[int]) -> int:
     assert re.fullmatch(r"[-+*()0-4]+=", text)
     first_digit = 5 if name == "arithmetic" else 1
     return first_digit + eval(text[:-1]) % 5
+
+
+def machine_of(name: str) -> Automaton:
+    """The automaton of a language that has one."""
+    machine = automaton_of(name)
+    assert machine is not None
+    return machine
+
+
+def order_of_group(machine: Automaton) -> int:
+    group = machine.group()
+    assert group is not None
+    return group.order
 
 
 def sentences_of(task: LanguageTask, indices, split="eval"):
@@ -114,7 +127,7 @@ def test_products_are_twice_as_frequent_in_brackets():
 def test_automata_answer_as_the_tasks_do():
     """Each automaton, run over the letters of a sentence, ends in a state with the right answer."""
     for name in ("parity", "even-pairs", "cycle", "arithmetic"):
-        machine = automaton_of(name)
+        machine = machine_of(name)
         answers: dict[object, set[int]] = {}
         for sentence, asked in sentences_of(LanguageTask(name=name), range(300)):
             if name == "arithmetic":
@@ -132,18 +145,18 @@ def test_automata_answer_as_the_tasks_do():
 
 
 def test_automata_have_the_sizes_of_theory():
-    parity, pairs, cycle, sums = (automaton_of(name) for name in ("parity", "even-pairs", "cycle", "arithmetic"))
+    parity, pairs, cycle, sums = (machine_of(name) for name in ("parity", "even-pairs", "cycle", "arithmetic"))
     assert (parity.num_states, parity.invertible, parity.forgetting, parity.monoid_size()) == (2, ("a", "b"), (), 2)
     assert (pairs.num_states, pairs.invertible, pairs.forgetting) == (5, (), ("a", "b"))
     # The empty word, and a word by its first and its last letter.
     assert pairs.monoid_size() == 5
     assert pairs.group() is None
-    assert (cycle.num_states, cycle.forgetting, cycle.group().order) == (5, (), 5)
+    assert (cycle.num_states, cycle.forgetting, order_of_group(cycle)) == (5, (), 5)
     # A finished sum and a running term, both modulo 5; only a factor that is not 0 can be undone.
     assert sums.num_states == 25
     assert sums.invertible == ("*1", "*2", "*3", "*4")
     assert len(sums.forgetting) == 11
-    assert sums.group().order == 4
+    assert order_of_group(sums) == 4
     assert automaton_of("brackets") is automaton_of("majority") is None
     with pytest.raises(ValueError, match="`limit` is 50"):
         sums.monoid_size(limit=50)

@@ -13,7 +13,11 @@ from shippo_ssm.lab.experiment import PaperTable
 def paper_numbers() -> dict[str, PaperTable]:
     """The tables of the paper by key."""
     text = resources.files("shippo_ssm.experiments").joinpath("paper_numbers.json").read_text()
-    return {key: PaperTable(**table) for key, table in json.loads(text)["tables"].items()}
+    tables = json.loads(text)["tables"]
+    for table in tables.values():
+        for row in table["rows"].values():
+            row.update({metric: tuple(pair) for metric, pair in row.items()})
+    return {key: PaperTable(**table) for key, table in tables.items()}
 
 
 def paper_tables(*keys: str) -> tuple[PaperTable, ...]:

@@ -127,12 +127,12 @@ class Highlight(NamedTuple):
 
 
 class PaperTable(NamedTuple):
-    """A table of the paper: `rows[row][metric]` = [mean, sample standard deviation or None]."""
+    """A table of the paper: `rows[row][metric]` = (mean, sample standard deviation or None)."""
 
     label: str
     caption: str
     num_seeds: int
-    rows: dict[str, dict[str, list[float]]]
+    rows: dict[str, dict[str, tuple[float, float | None]]]
 
 
 def paper_row(tables: Iterable[PaperTable], row: str) -> dict[str, tuple[float, float | None]]:
