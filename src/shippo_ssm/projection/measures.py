@@ -136,11 +136,14 @@ class Measure(ABC):
     def gram(self, t: float) -> Array:
         """G(t) = int Phi_t Phi_t^T dmu_t [N, N] over the whole support, by quadrature."""
         t = as_time("t", t)
-        low = max(self._start(t), t - self._memory())
-        return integrate(
-            lambda tau, w: self._phi(t, tau).T @ (w[:, None] * self._psi(t, tau)),
-            low, t, breaks=np.empty(0), panels=4 + self.N // 4, rtol=1e-14,
-        )  # fmt: skip
+        return self._integrate(
+            lambda tau, w: self._phi(t, tau).T @ (w[:, None] * self._psi(t, tau)), t, since=-math.inf, rtol=1e-14
+        )
+
+    def _integrate(self, integrand: Any, t: float, *, since: float = 0.0, breaks: Any = (), rtol: float = 1e-12) -> Array:
+        """Sum of integrand(nodes, weights) over what is remembered at t of the time after `since`."""
+        low = max(self._start(t), t - self._memory(), since)
+        return integrate(integrand, low, t, breaks=np.asarray(breaks), panels=4 + self.N // 4, rtol=rtol)
 
     def left(self, t: float) -> Array:
         """Generator of the coefficients C: A_L(t), since G = I."""

@@ -20,14 +20,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import TypeVar
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from shippo_ssm.tasks.streams import NO_TARGET, Sequences, ask, check_seed, chunks, split_number, uniform
+from shippo_ssm.tasks.streams import NO_TARGET, Sequences, answers, check_seed, split_number, uniform
 from shippo_ssm.tasks.words import Group
 
 MODULUS = 5
@@ -334,18 +334,18 @@ class LanguageTask:
             num_examples: sentences in all. batch_size: sentences per call.
             device: where the tokens are put.
         """
-        right, answers, lengths, lasts = 0, 0, [], []
-        for indices in chunks(num_examples, batch_size):
-            sentences = self.batch(indices, "eval")
-            good = ask(model, sentences.tokens, self.vocab_size, device).argmax(-1) == sentences.target
+        right, asked, lengths, lasts = 0, 0, [], []
+        draw = partial(self.batch, split="eval")
+        for sentences, logits in answers(draw, model, num_examples, batch_size, self.vocab_size, device):
+            good = logits.argmax(-1) == sentences.target
             right += int(good.sum())
-            answers += int(sentences.asked.sum())
+            asked += int(sentences.asked.sum())
             length = (sentences.tokens != PAD).sum(1)
             lengths.append(length)
             lasts.append(good.gather(1, length[:, None] - 1)[:, 0])
         length, last = torch.cat(lengths), torch.cat(lasts).double()
         by_length = {int(size): float(last[length == size].mean()) for size in length.unique()}
-        return LanguageScores(num_sentences=len(last), accuracy=right / answers, last=float(last.mean()), by_length=by_length)
+        return LanguageScores(num_sentences=len(last), accuracy=right / asked, last=float(last.mean()), by_length=by_length)
 
     def picture(self, index: int, split: str = "eval") -> str:
         """One sentence as text, with the token numbers of the answers after their '?'."""

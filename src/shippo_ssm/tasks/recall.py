@@ -16,12 +16,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from shippo_ssm.tasks.streams import NO_TARGET, Sequences, ask, check_seed, chunks, split_number, uniform
+from shippo_ssm.tasks.streams import NO_TARGET, Sequences, answers, check_seed, split_number, uniform
 
 
 def without_repetition(draws: np.ndarray, num: int) -> np.ndarray:
@@ -131,12 +132,8 @@ class MQAR:
             num_examples: sequences in all. batch_size: sequences per call.
             device: where the tokens are put.
         """
-        right = []
-        for indices in chunks(num_examples, batch_size):
-            recall = self.batch(indices, "eval")
-            answer = ask(model, recall.tokens, self.vocab_size, device).argmax(-1)
-            right.append((answer == recall.target).sum(1))
-        counts = torch.cat(right)
+        asked = answers(partial(self.batch, split="eval"), model, num_examples, batch_size, self.vocab_size, device)
+        counts = torch.cat([(logits.argmax(-1) == recall.target).sum(1) for recall, logits in asked])
         return RecallScores(
             num_queries=len(counts) * self.num_pairs,
             accuracy=float(counts.sum()) / (len(counts) * self.num_pairs),

@@ -15,13 +15,13 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from shippo_ssm.tasks.streams import Sequences, ask, check_seed, chunks, split_number, uniform
+from shippo_ssm.tasks.streams import Sequences, answers, check_seed, split_number, uniform
 
 SPLITS = ("train", "validation", "test")
 SHARES = (0.8, 0.1, 0.1)
@@ -212,9 +212,8 @@ class TextTask:
             device: where the tokens are put.
         """
         total, right, num_tokens, num_characters = 0.0, 0, 0, 0
-        for indices in chunks(self.num_windows(split) if num_examples is None else num_examples, batch_size):
-            text = self.batch(indices, split)
-            logits = ask(model, text.tokens, self.vocab_size, device)
+        count = self.num_windows(split) if num_examples is None else num_examples
+        for text, logits in answers(partial(self.batch, split=split), model, count, batch_size, self.vocab_size, device):
             total += float(bits(logits, text.target).sum())
             right += int((logits.argmax(-1) == text.target).sum())
             num_tokens += text.target.numel()

@@ -24,7 +24,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from shippo_ssm.tasks.streams import NO_TARGET, Sequences, ask, check_seed, chunks, split_number, uniform
+from shippo_ssm.tasks.streams import NO_TARGET, Sequences, answers, check_seed, split_number, uniform
 
 GROUPS = ("A5", "S5", "S4", "S3", "Z60", "A4xZ5")
 # Irreducible representations come from a dense eigenproblem of the size of the group.
@@ -414,11 +414,10 @@ class WordTask:
             length: elements per word, default `length` of the task.
             device: where the tokens are put.
         """
-        right = []
-        for indices in chunks(num_examples, batch_size):
-            words = self.batch(indices, "eval", length)
-            answer = ask(model, words.tokens, self.vocab_size, device).argmax(-1)
-            right.append((answer == words.target)[:, int(self.start) :])
+        asked = answers(
+            lambda indices: self.batch(indices, "eval", length), model, num_examples, batch_size, self.vocab_size, device
+        )
+        right = [(logits.argmax(-1) == words.target)[:, int(self.start) :] for words, logits in asked]
         table = torch.cat(right).double()
         return WordScores(
             num_words=len(table),

@@ -5,7 +5,6 @@ part does not hide the others."""
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import math
 import time
@@ -57,11 +56,7 @@ def _plain(text: str) -> str:
 def _write(out: Path, rows: Sequence[CheckResult], seconds: float) -> Path:
     path = out / "verify.json" if out.is_dir() else out
     path.parent.mkdir(parents=True, exist_ok=True)
-    # NaN is not JSON: a check that raised has no number.
-    records = [
-        dataclasses.asdict(row) | {"residual": row.residual if math.isfinite(row.residual) else None, "holds": row.holds}
-        for row in rows
-    ]
+    records = [row.record for row in rows]
     report = {"version": __version__, "seconds": round(seconds, 2), "holds": all(row.holds for row in rows), "rows": records}
     path.write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
     return path
