@@ -28,7 +28,7 @@ import torch
 from torch import Tensor
 
 from shippo_ssm.tasks.streams import NO_TARGET, Sequences, answers, check_seed, split_number, uniform
-from shippo_ssm.tasks.words import Group
+from shippo_ssm.tasks.words import Group, all_products
 
 MODULUS = 5
 LANGUAGES = ("parity", "even-pairs", "cycle", "arithmetic", "brackets", "majority")
@@ -82,18 +82,12 @@ class Automaton:
         Args:
             limit: where to give up, with a ValueError.
         """
-        found = {tuple(range(self.num_states))}
-        fresh = list(found)
-        rows = self.table.tolist()
-        while fresh:
-            products = {tuple(row[state] for state in word) for word in fresh for row in rows}
-            fresh = list(products - found)
-            found.update(fresh)
-            if len(found) > limit:
-                raise ValueError(
-                    f"Automaton: `limit` is {limit}, and words make more maps than that; expected a larger limit; raise it"
-                )
-        return len(found)
+        size = len(all_products(self.table.tolist(), limit))
+        if size > limit:
+            raise ValueError(
+                f"Automaton: `limit` is {limit}, and words make more maps than that; expected a larger limit; raise it"
+            )
+        return size
 
 
 def minimal_automaton(

@@ -31,6 +31,16 @@ GROUPS = ("A5", "S5", "S4", "S3", "Z60", "A4xZ5")
 LARGEST_ORDER = 1024
 
 
+def all_products(maps: Sequence[Sequence[int]], limit: int) -> set[tuple[int, ...]]:
+    """All products of maps of 0 .. n - 1, the empty one among them; ends early once there are more than `limit`."""
+    found = {tuple(range(len(maps[0])))}
+    fresh = found
+    while fresh and len(found) <= limit:
+        fresh = {tuple(step[point] for point in word) for word in fresh for step in maps} - found
+        found = found | fresh
+    return found
+
+
 @dataclass(frozen=True, eq=False)
 class Representation:
     """A real orthogonal representation of a group: R(a) R(b) = R(ab)."""
@@ -87,17 +97,12 @@ class Group:
                 )
         if not steps:
             raise ValueError("Group: `generators` is empty; expected at least one permutation; (0,) gives the trivial group")
-        found = {tuple(range(degree))}
-        fresh = list(found)
-        while fresh:
-            fresh = [tuple(step[point] for point in element) for element in fresh for step in steps]
-            fresh = list(set(fresh) - found)
-            found.update(fresh)
-            if len(found) > LARGEST_ORDER:
-                raise ValueError(
-                    f"Group: `generators` give more than {LARGEST_ORDER} elements; expected at most that many; "
-                    "choose a smaller group"
-                )
+        found = all_products(steps, LARGEST_ORDER)
+        if len(found) > LARGEST_ORDER:
+            raise ValueError(
+                f"Group: `generators` give more than {LARGEST_ORDER} elements; expected at most that many; "
+                "choose a smaller group"
+            )
         permutations = np.array(sorted(found))
         # Products are recognised by a random linear form of their images, modulo 2^64.
         form = np.random.default_rng(0).integers(1, 2**62, degree)
@@ -131,15 +136,7 @@ class Group:
 
     def generated_by(self, elements: Iterable[int]) -> int:
         """Order of the subgroup that some elements generate."""
-        letters = np.array(list(elements))
-        reached = np.zeros(self.order, dtype=bool)
-        reached[0] = True
-        while True:
-            more = reached.copy()
-            more[self.table[np.flatnonzero(reached)][:, letters]] = True
-            if (more == reached).all():
-                return int(reached.sum())
-            reached = more
+        return len(all_products(self.permutations[list(elements)].tolist(), self.order))
 
     @cached_property
     def irreps(self) -> tuple[np.ndarray, ...]:
