@@ -240,7 +240,7 @@ def test_examples_in_the_docstrings():
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"library": "shears"}, "library is 'shears'; expected one of 'nonreducible'"),
+        ({"library": "shears"}, "`library` is 'shears'; expected one of 'nonreducible'"),
         ({"length": 0}, "length is 0"),
         ({"num_active": 300}, "num_active is 300; expected 1 to num_keys = 256"),
         ({"p_op": 0.6}, "a sum of 1"),

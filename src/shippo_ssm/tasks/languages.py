@@ -27,7 +27,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from shippo_ssm.tasks.streams import NO_TARGET, Sequences, answers, check_seed, split_number, uniform
+from shippo_ssm.tasks.streams import NO_TARGET, SPLITS, Sequences, answers, check_choice, check_seed, uniform
 from shippo_ssm.tasks.words import Group, all_products
 
 MODULUS = 5
@@ -228,9 +228,7 @@ class LanguageTask:
     """Sentences are a function of (seed, split, index)."""
 
     def __post_init__(self) -> None:
-        if self.name not in LANGUAGES:
-            choices = ", ".join(repr(choice) for choice in LANGUAGES)
-            raise ValueError(f"LanguageTask: `name` is {self.name!r}; expected one of {choices}; choose one of them")
+        check_choice("LanguageTask", "name", self.name, LANGUAGES)
         shortest = 2 if self.name == "arithmetic" else 1
         if not shortest <= self.min_length <= self.max_length:
             raise ValueError(
@@ -287,7 +285,7 @@ class LanguageTask:
             split: "train" or "eval"; their random streams are disjoint.
         """
         per_token = _BRACKET_DRAWS if self.name == "brackets" else 1
-        stream = split_number("LanguageTask.batch", split)
+        stream = check_choice("LanguageTask.batch", "split", split, SPLITS)
         draws = uniform(self.seed, stream, indices, 1 + self.width * per_token)
         lengths = self.min_length + (draws[:, 0] * (self.max_length - self.min_length + 1)).astype(np.int64)
         lengths = self._num_tokens(lengths)

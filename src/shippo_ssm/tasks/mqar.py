@@ -28,7 +28,7 @@ import torch
 from torch import Tensor
 
 from shippo_ssm.tasks.finite_field import FieldReduction, decompose, inverse
-from shippo_ssm.tasks.streams import NO_TARGET, answers, check_seed, split_number
+from shippo_ssm.tasks.streams import NO_TARGET, SPLITS, answers, check_choice, check_seed
 
 MODULUS = 31
 WIDTH = 4
@@ -54,6 +54,7 @@ def operation_library(name: str) -> np.ndarray:
         >>> operation_library("nonreducible").shape
         (13, 4, 4)
     """
+    check_choice("TransportMQAR", "library", name, LIBRARIES)
     eye = np.eye(WIDTH, dtype=np.int64)
 
     def transvection(i: int, j: int, factor: int = 1) -> np.ndarray:
@@ -78,11 +79,8 @@ def operation_library(name: str) -> np.ndarray:
         operations = [
             eye - np.diag(eye[i] + eye[j]) + np.outer(eye[i], eye[j]) - np.outer(eye[j], eye[i]) for i, j in pairs
         ] + [eye]
-    elif name == "none":
-        operations = [eye] * 13
     else:
-        choices = ", ".join(repr(choice) for choice in LIBRARIES)
-        raise ValueError(f"library is {name!r}; expected one of {choices}")
+        operations = [eye] * 13
     return np.stack(operations) % MODULUS
 
 
@@ -181,8 +179,7 @@ class TransportMQAR:
     """Examples are a function of (seed, split, index)."""
 
     def __post_init__(self) -> None:
-        if self.library not in LIBRARIES:
-            operation_library(self.library)
+        check_choice("TransportMQAR", "library", self.library, LIBRARIES)
         if self.length < 1:
             raise ValueError(f"length is {self.length}; expected at least one event")
         if not 1 <= self.num_active <= self.num_keys:
@@ -221,7 +218,7 @@ class TransportMQAR:
             indices: B numbers below 2^64, for instance range(step * B, (step + 1) * B).
             split: "train" or "eval".
         """
-        number = split_number("TransportMQAR.batch", split)
+        number = check_choice("TransportMQAR.batch", "split", split, SPLITS)
         draws = np.stack([self._draws(index, number) for index in indices])
         picks, draws = draws[:, : self.num_keys], draws[:, self.num_keys :].reshape(len(draws), self.length, _DRAWS)
         kind = self._kinds(draws)

@@ -22,7 +22,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from shippo_ssm.tasks.streams import NO_TARGET, Sequences, answers, check_seed, split_number, uniform
+from shippo_ssm.tasks.streams import NO_TARGET, SPLITS, Sequences, answers, check_choice, check_seed, uniform
 
 
 def without_repetition(draws: np.ndarray, num: int) -> np.ndarray:
@@ -99,7 +99,7 @@ class MQAR:
         """
         pairs, half = self.num_pairs, self.vocab_size // 2
         places = self.length // 2 - pairs
-        stream = split_number("MQAR.batch", split)
+        stream = check_choice("MQAR.batch", "split", split, SPLITS)
         draws = uniform(self.seed, stream, indices, 2 * pairs + places + self.length)
         key_draws, value_draws, place_draws, fill_draws = np.split(draws, [pairs, 2 * pairs, 2 * pairs + places], axis=1)
         keys = 1 + without_repetition(key_draws, half - 1)

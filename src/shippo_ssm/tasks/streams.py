@@ -80,12 +80,12 @@ def uniform(seed: int, stream: int, indices: Iterable[int], num: int) -> np.ndar
     return words.transpose(1, 2, 0).reshape(len(rows), -1)[:, :num] * 2.0**-32
 
 
-def split_number(op: str, split: str, splits: tuple[str, ...] = SPLITS) -> int:
-    """The place of a split among `splits`."""
-    if split not in splits:
-        choices = ", ".join(repr(choice) for choice in splits)
-        raise ValueError(f"{op}: `split` is {split!r}; expected one of {choices}; choose one of them")
-    return splits.index(split)
+def check_choice(op: str, name: str, came: str, choices: tuple[str, ...]) -> int:
+    """The place of what came among the choices."""
+    if came not in choices:
+        listed = ", ".join(repr(choice) for choice in choices)
+        raise ValueError(f"{op}: `{name}` is {came!r}; expected one of {listed}; choose one of them")
+    return choices.index(came)
 
 
 def check_seed(op: str, seed: int) -> None:

@@ -21,7 +21,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from shippo_ssm.tasks.streams import Sequences, answers, check_seed, split_number, uniform
+from shippo_ssm.tasks.streams import Sequences, answers, check_choice, check_seed, uniform
 
 SPLITS = ("train", "validation", "test")
 SHARES = (0.8, 0.1, 0.1)
@@ -134,8 +134,7 @@ class TextTask:
     """Training windows are a function of (seed, index)."""
 
     def __post_init__(self) -> None:
-        if self.unit not in UNITS:
-            raise ValueError(f"TextTask: `unit` is {self.unit!r}; expected 'byte' or 'character'; choose one of them")
+        check_choice("TextTask", "unit", self.unit, UNITS)
         longest = min(len(_ids(split, self.unit)) for split in SPLITS) - 1
         if not 1 <= self.length <= longest:
             raise ValueError(
@@ -151,7 +150,7 @@ class TextTask:
 
     def num_tokens(self, split: str) -> int:
         """Tokens of a split."""
-        split_number("TextTask.num_tokens", split, SPLITS)
+        check_choice("TextTask.num_tokens", "split", split, SPLITS)
         return len(_ids(split, self.unit))
 
     def num_windows(self, split: str) -> int:
@@ -165,7 +164,7 @@ class TextTask:
             indices: B numbers below 2^64 for "train", where windows are random; below num_windows(split) otherwise.
             split: "train", "validation" or "test".
         """
-        stream = split_number("TextTask.batch", split, SPLITS)
+        stream = check_choice("TextTask.batch", "split", split, SPLITS)
         ids = _ids(split, self.unit)
         rows = list(indices)
         if split == "train":

@@ -24,7 +24,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from shippo_ssm.tasks.streams import NO_TARGET, Sequences, answers, check_seed, split_number, uniform
+from shippo_ssm.tasks.streams import NO_TARGET, SPLITS, Sequences, answers, check_choice, check_seed, uniform
 
 GROUPS = ("A5", "S5", "S4", "S3", "Z60", "A4xZ5")
 # Irreducible representations come from a dense eigenproblem of the size of the group.
@@ -382,7 +382,7 @@ class WordTask:
             tokens and target [B, T], or [B, T + 1] with a start token.
         """
         length = self._check_length(self.length if length is None else length)
-        draws = uniform(self.seed, split_number("WordTask.batch", split), indices, length)
+        draws = uniform(self.seed, check_choice("WordTask.batch", "split", split, SPLITS), indices, length)
         tokens = self.alphabet[(draws * len(self.alphabet)).astype(np.int64)]
         target = np.empty_like(tokens)
         table = self.structure.table
