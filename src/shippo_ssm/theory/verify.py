@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from shippo_ssm import __version__
@@ -42,15 +43,10 @@ def _table(rows: Sequence[CheckResult], seconds: float) -> Table:
         mark = "[green]yes[/]" if row.holds else "[bold red]NO[/]"
         relation = "\u2264" if row.sense == "<=" else "\u2265"
         table.add_row(
-            f"{_plain(row.statement)} [dim]({_plain(row.place)})[/]", _plain(row.measured), f"{row.residual:.1e}",
+            f"{escape(row.statement)} [dim]({escape(row.place)})[/]", escape(row.measured), f"{row.residual:.1e}",
             f"{relation} {row.bound:.0e}", mark,
         )  # fmt: skip
     return table
-
-
-def _plain(text: str) -> str:
-    """Text that rich takes literally: square brackets are not markup."""
-    return text.replace("[", r"\[")
 
 
 def _write(out: Path, rows: Sequence[CheckResult], seconds: float) -> Path:
