@@ -225,15 +225,21 @@ def bench(
 
     Example: [bold]shippo bench --out bench.json[/]
     """
-    import importlib
+    import importlib.util
 
     from shippo_ssm.lab.store import checkout
 
     root = checkout()
-    if root is None or not (root / "benchmarks" / "run.py").exists():
+    path = None if root is None else root / "benchmarks" / "run.py"
+    if root is None or path is None or not path.exists():
         raise ValueError("the benchmarks folder is not here; run `shippo bench` from a source checkout (pip install -e .)")
     sys.path.insert(0, str(root))
-    raise typer.Exit(importlib.import_module("benchmarks.run").main(not full, out))
+    spec = importlib.util.spec_from_file_location("benchmarks.run", path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    raise typer.Exit(module.main(not full, out))
 
 
 @app.command(rich_help_panel=CHECK)
