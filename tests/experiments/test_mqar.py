@@ -25,7 +25,7 @@ from shippo_ssm.tasks.mqar import OP, OPERATION_BINS, TransportMQAR
 
 
 def tiny(name: str, **changes) -> MqarConfig:
-    row = next(row for row in mqar.smoke() if row.name == name)
+    row = next(row for row in mqar.rows(mqar.SMOKE) if row.name == name)
     small = {"d_model": 16, "d_state": 8, "length": 24, "batch": 3, "eval_lengths": (16, 24), "eval_examples": 3}
     return dataclasses.replace(row, **{**small, "curve_examples": 2, "eval_tokens": 48, "eval_every": 2, "steps": 5, **changes})
 
@@ -188,7 +188,7 @@ def test_suffix_scores_the_weights_that_were_trained(smoke_runs):
     config, notes = read_checkpoint(folder / "runs" / "mqar-smoke" / "weights" / "struct-split.s0")
     assert (config.right, notes["steps"]) == ("split", 6)
     # Trained here and now, the same model comes out.
-    row = next(row for row in mqar.smoke() if row.name == "struct-split")
+    row = next(row for row in mqar.rows(mqar.SMOKE) if row.name == "struct-split")
     fresh = build_model(row, 0)
     mqar.train_model(fresh, row, 0, Session())
     loaded = suffix.trained_model(suffix.rows("smoke")[0], 0).state_dict()

@@ -11,17 +11,8 @@ import torch
 
 from shippo_ssm.tasks import mqar
 from shippo_ssm.tasks.finite_field import inverse
-from shippo_ssm.tasks.mqar import (
-    BIND,
-    LIBRARIES,
-    MODULUS,
-    NO_TARGET,
-    OP,
-    OPERATION_BINS,
-    QUERY,
-    TransportMQAR,
-    operation_library,
-)
+from shippo_ssm.tasks.mqar import BIND, LIBRARIES, MODULUS, OP, OPERATION_BINS, QUERY, TransportMQAR, operation_library
+from shippo_ssm.tasks.streams import NO_TARGET
 
 
 def replay(events, row: int, library: list[list[list[int]]]):
@@ -249,12 +240,12 @@ def test_examples_in_the_docstrings():
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"library": "shears"}, "library is 'shears'; expected one of 'nonreducible'"),
+        ({"library": "shears"}, "`library` is 'shears'; expected one of 'nonreducible'"),
         ({"length": 0}, "length is 0"),
         ({"num_active": 300}, "num_active is 300; expected 1 to num_keys = 256"),
         ({"p_op": 0.6}, "a sum of 1"),
         ({"p_op": 0.78, "p_query": 0.0}, "p_query > 0"),
-        ({"seed": -1}, "seed is -1"),
+        ({"seed": -1}, "`seed` is -1"),
     ],
 )
 def test_bad_tasks_are_refused(change, message):
@@ -264,7 +255,7 @@ def test_bad_tasks_are_refused(change, message):
 
 def test_bad_calls_are_refused():
     task = TransportMQAR(length=8)
-    with pytest.raises(ValueError, match="split is 'test'"):
+    with pytest.raises(ValueError, match="`split` is 'test'"):
         task.batch([0], "test")
     with pytest.raises(ValueError, match=r"logits of shape \(2, 8, 31\); expected \(2, 8, 4, 31\)"):
         task.evaluate(lambda tokens: torch.zeros(*tokens.shape[:2], 31), 2)

@@ -14,12 +14,14 @@ Expected. Oracle: 1 at group size 2 with ratio 0.10. Learned: at most 1e-3 at bo
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 
 import torch
 
+from shippo_ssm.experiments.paired import claim as paired
 from shippo_ssm.experiments.paired.matrix_state import MatrixState, PairedConfig
 from shippo_ssm.experiments.paper import paper_tables
-from shippo_ssm.lab.experiment import Column, Experiment, Highlight, Result, RowResult, Session, Verdict
+from shippo_ssm.lab.experiment import Column, Experiment, FinishedRow, Highlight, Result, RowResult, Session, Verdict, by_row
 from shippo_ssm.lab.stacked import train_stack
 
 
@@ -31,11 +33,6 @@ def rows(base: PairedConfig | None = None) -> tuple[PairedConfig, ...]:
         for right in ("learned", "oracle")
         for width in (2, 4)
     )
-
-
-def smoke() -> tuple[PairedConfig, ...]:
-    """The same rows in seconds."""
-    return rows(PairedConfig(steps=60, num_seeds=2, batch=32, eval_batches=4, eval_every=30, audit_examples=64))
 
 
 class Audit(MatrixState):
@@ -50,19 +47,16 @@ def train(config: PairedConfig, seeds: tuple[int, ...], session: Session) -> Row
     return train_stack(Audit(config, seeds), config, seeds, session)
 
 
-def judge(result: Result) -> dict[str, Verdict]:
+@by_row
+def judge(row: FinishedRow, result: Result) -> Verdict:
     """Full groups solve the task, the oracle fails in half groups, learned maps recode it."""
-    verdicts = {}
-    for name, row in result.rows.items():
-        pair, ratio = row.mean("pair_nmse"), row.mean("off_block")
-        if name == "oracle-g2":
-            verdicts[name] = Verdict(abs(pair - 1) <= 1e-5 and abs(ratio - 0.1015) <= 0.005, "fails (pair 1), off-block 0.10")
-        elif name == "learned-g2":
-            verdicts[name] = Verdict(pair <= 1e-3 and ratio > 0.01, "recodes (pair <= 1e-3), off-block part cut away")
-        else:
-            limit = 2.44e-7 if name == "oracle-g4" else 1e-3
-            verdicts[name] = Verdict(pair <= limit and ratio == 0, f"full transport (pair <= {limit:.3g}), nothing off-block")
-    return verdicts
+    pair, ratio = row.mean("pair_nmse"), row.mean("off_block")
+    if row.name == "oracle-g2":
+        return Verdict(abs(pair - 1) <= 1e-5 and abs(ratio - 0.1015) <= 0.005, "fails (pair 1), off-block 0.10")
+    if row.name == "learned-g2":
+        return Verdict(pair <= 1e-3 and ratio > 0.01, "recodes (pair <= 1e-3), off-block part cut away")
+    limit = 2.44e-7 if row.name == "oracle-g4" else 1e-3
+    return Verdict(pair <= limit and ratio == 0, f"full transport (pair <= {limit:.3g}), nothing off-block")
 
 
 EXPERIMENT = Experiment(
@@ -72,7 +66,7 @@ EXPERIMENT = Experiment(
     protocol="the paired task with group sizes 2 and 4, 20,000 steps, 3 seeds; off-block ratio on 8 x 512 audit examples",
     tables=paper_tables("groups"),
     wall_time="3 minutes on two cores",
-    presets={"full": rows, "smoke": smoke},
+    presets={"full": rows, "smoke": partial(rows, replace(paired.SMOKE, audit_examples=64))},
     train=train,
     columns=(
         Column(key="pair_nmse", label="Pair-Delta NMSE"),

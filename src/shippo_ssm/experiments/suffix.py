@@ -25,7 +25,7 @@ from shippo_ssm.experiments.mqar import claim as mqar
 from shippo_ssm.experiments.mqar.model import MqarConfig, build_model, load_model, weights_folder
 from shippo_ssm.experiments.mqar.recall import flatten_scores, scores_of_lengths
 from shippo_ssm.experiments.paper import paper_tables
-from shippo_ssm.lab.experiment import Experiment, Highlight, Result, RowResult, Session, Verdict
+from shippo_ssm.lab.experiment import Experiment, FinishedRow, Highlight, Result, RowResult, Session, Verdict, by_row
 from shippo_ssm.lab.training import measure
 from shippo_ssm.layers import identity_right, zero_right_suffix
 
@@ -85,22 +85,19 @@ def train(config: SuffixConfig, seeds: tuple[int, ...], session: Session) -> Row
     return RowResult(metrics=metrics, curves={"step": [], **profiles})
 
 
-def judge(result: Result) -> dict[str, Verdict]:
+@by_row
+def judge(row: FinishedRow, result: Result) -> Verdict | None:
     """Zeroing costs accuracy at every length."""
-    verdicts = {}
     normal = result.rows.get("normal")
-    for name, row in result.rows.items():
-        if name == "normal" or normal is None:
-            continue
-        lengths = row.config["eval_lengths"]
-        falls = {
-            metric: [row.mean(f"{metric}_{n}") - normal.mean(f"{metric}_{n}") for n in lengths]
-            for metric in ("coordinate", "exact")
-        }
-        holds = all(fall < 0 for falls_of in falls.values() for fall in falls_of)
-        change = ", ".join(f"{fall:+.4f}" for fall in falls["exact"])
-        verdicts[name] = Verdict(holds, f"coordinate and exact below as trained at every length (exact {change})")
-    return verdicts
+    if row.name == "normal" or normal is None:
+        return None
+    coordinate, exact = (
+        [row.mean(f"{metric}_{n}") - normal.mean(f"{metric}_{n}") for n in row.config["eval_lengths"]]
+        for metric in ("coordinate", "exact")
+    )
+    change = ", ".join(f"{fall:+.4f}" for fall in exact)
+    text = f"coordinate and exact below as trained at every length (exact {change})"
+    return Verdict(max(coordinate + exact) < 0, text)
 
 
 EXPERIMENT = Experiment(

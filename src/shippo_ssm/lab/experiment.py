@@ -15,6 +15,7 @@ seeds, and `Experiment.result` reads what it wrote.
 
 from __future__ import annotations
 
+import functools
 import statistics
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, fields
@@ -192,6 +193,17 @@ class Result:
     def read(cls, path: Path) -> Result:
         """The result in a file; one of a checkout's `results/` is named without the folders above."""
         return cls.from_json(store.read_json(path), f"results/{path.name}" if path.parent.name == "results" else str(path))
+
+
+def by_row(judge: Callable[[FinishedRow, Result], Verdict | None]) -> Callable[[Result], dict[str, Verdict]]:
+    """The `judge` of an experiment from the judgement of one row in its result; `None` is no verdict."""
+
+    @functools.wraps(judge)
+    def verdicts(result: Result) -> dict[str, Verdict]:
+        found = {name: judge(row, result) for name, row in result.rows.items()}
+        return {name: verdict for name, verdict in found.items() if verdict is not None}
+
+    return verdicts
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -49,7 +49,7 @@ class Unit(NamedTuple):
 class Failure(NamedTuple):
     """A unit that raised, with its traceback as text."""
 
-    unit: int
+    unit: Unit
     error: str
     trace: str
 
@@ -79,20 +79,17 @@ def finish_unit(train: Train, unit: Unit, folder: Path, notify: Callable[[Progre
     checkpoint.unlink(missing_ok=True)
 
 
-def _work(train: Train, units: list[Unit], folder: Path, threads: int, tasks, events) -> None:
+def _work(train: Train, folder: Path, threads: int, tasks, events) -> None:
     # Ctrl-C reaches the whole process group; only the parent answers it, and ends its workers.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     torch.set_num_threads(threads)
     keep_freed_memory()
-    while True:
-        index = tasks.get()
-        if index is None:
-            return
+    for unit in iter(tasks.get, None):
         try:
-            finish_unit(train, units[index], folder, events.put)
-            events.put(index)
+            finish_unit(train, unit, folder, events.put)
+            events.put(unit)
         except Exception as error:
-            events.put(Failure(index, str(error), traceback.format_exc()))
+            events.put(Failure(unit, str(error), traceback.format_exc()))
             return
 
 
@@ -105,16 +102,13 @@ def _serial(experiment: Experiment, units: list[Unit], folder: Path, display: Di
 def _parallel(experiment: Experiment, units: list[Unit], folder: Path, display: Display, jobs: int) -> None:
     context = multiprocessing.get_context("spawn")
     tasks, events = context.Queue(), context.Queue()
-    table = {unit.index: unit for unit in units}
-    whole = [table.get(index) for index in range(max(table) + 1)]
     for unit in sorted(units, key=lambda unit: unit.cost, reverse=True):
-        tasks.put(unit.index)
+        tasks.put(unit)
     for _ in range(jobs):
         tasks.put(None)
     threads = max(1, (os.cpu_count() or 1) // jobs)
     workers = [
-        context.Process(target=_work, args=(experiment.train, whole, folder, threads, tasks, events), daemon=True)
-        for _ in range(jobs)
+        context.Process(target=_work, args=(experiment.train, folder, threads, tasks, events), daemon=True) for _ in range(jobs)
     ]
     for worker in workers:
         worker.start()
@@ -130,11 +124,11 @@ def _parallel(experiment: Experiment, units: list[Unit], folder: Path, display: 
                     ) from None
                 continue
             if isinstance(event, Failure):
-                raise RuntimeError(f"row {table[event.unit].config.name!r} failed: {event.error}\n{event.trace}")
+                raise RuntimeError(f"row {event.unit.config.name!r} failed: {event.error}\n{event.trace}")
             if isinstance(event, Progress):
                 display.progress(event)
             else:
-                display.finished(event)
+                display.finished(event.index)
                 left -= 1
     finally:
         for worker in workers:

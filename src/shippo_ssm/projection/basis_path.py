@@ -33,11 +33,9 @@ class BasisPath(Measure):
     """
 
     def __init__(self, measure: Measure, change: Any, change_rate: Callable[[float], Any] | None = None) -> None:
-        object.__setattr__(self, "N", measure.N)
-        object.__setattr__(self, "measure", measure)
-        object.__setattr__(self, "_change", change)
-        object.__setattr__(self, "_change_rate", change_rate)
-        object.__setattr__(self, "closes", measure.closes)
+        super().__init__(measure.N)
+        # A measure is frozen: the rest goes past its `__setattr__`.
+        vars(self).update(measure=measure, closes=measure.closes, _change=change, _change_rate=change_rate)
         if np.linalg.cond(self.change(1.0)) > 1e12:
             raise ValueError("BasisPath: `change` is singular at t = 1; expected a matrix that is invertible at every time")
 

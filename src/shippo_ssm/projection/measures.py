@@ -136,11 +136,14 @@ class Measure(ABC):
     def gram(self, t: float) -> Array:
         """G(t) = int Phi_t Phi_t^T dmu_t [N, N] over the whole support, by quadrature."""
         t = as_time("t", t)
-        low = max(self._start(t), t - self._memory())
-        return integrate(
-            lambda tau, w: self._phi(t, tau).T @ (w[:, None] * self._psi(t, tau)),
-            low, t, breaks=np.empty(0), panels=4 + self.N // 4, rtol=1e-14,
-        )  # fmt: skip
+        return self._integrate(
+            lambda tau, w: self._phi(t, tau).T @ (w[:, None] * self._psi(t, tau)), t, since=-math.inf, rtol=1e-14
+        )
+
+    def _integrate(self, integrand: Any, t: float, *, since: float = 0.0, breaks: Any = (), rtol: float = 1e-12) -> Array:
+        """Sum of integrand(nodes, weights) over what is remembered at t of the time after `since`."""
+        low = max(self._start(t), t - self._memory(), since)
+        return integrate(integrand, low, t, breaks=np.asarray(breaks), panels=4 + self.N // 4, rtol=rtol)
 
     def left(self, t: float) -> Array:
         """Generator of the coefficients C: A_L(t), since G = I."""
@@ -155,7 +158,9 @@ class Measure(ABC):
         return expm_ages(self.A(1.0), np.subtract(stop, start))
 
     def impulse(self, stop: Any, tau: Any) -> Array:
-        """E(stop, tau) B_L(tau) [.., N]: what a unit source at tau has become at `stop`."""
+        """E(stop, tau) B_L(tau) [.., N]: what a unit source at tau has become at `stop`, psi(stop, tau) where it closes."""
+        if self.closes:
+            return self._psi(*np.broadcast_arrays(np.asarray(stop, dtype=float), np.asarray(tau, dtype=float)))
         return self.flow(stop, tau) @ self.B(1.0)
 
     def _memory(self) -> float:
@@ -260,10 +265,6 @@ class LegS(Measure):
         fixed = _legendre(self.N, 2 * u - 1) * weights[:, None]
         return ratio[..., None] * (np.swapaxes(moved, -1, -2) @ fixed)
 
-    def impulse(self, stop: Any, tau: Any) -> Array:
-        stop, tau = np.broadcast_arrays(np.asarray(stop, dtype=float), np.asarray(tau, dtype=float))
-        return self._psi(stop, tau)
-
     def resolution(self, start: Array, stop: Array) -> float:
         return self.N * math.sqrt(float(np.max(1 - start / stop)))
 
@@ -306,14 +307,9 @@ class LagT(Measure):
     def flow(self, stop: Any, start: Any) -> Array:
         """E_nk = e_{n-k} with e_m = exp(-s) (L_m(s) - L_{m-1}(s)) at s = stop - start: the addition theorem of L_n."""
         age = np.asarray(np.subtract(stop, start), dtype=float)
-        half = np.exp(-age / 2)
-        functions = _laguerre(self.N, age, half) * half[..., None]
-        column = np.diff(functions, axis=-1, prepend=0.0)
+        column = np.diff(self._psi(age, np.zeros_like(age)), axis=-1, prepend=0.0)
         shift = np.arange(self.N)[:, None] - np.arange(self.N)
         return np.where(shift >= 0, column[..., np.maximum(shift, 0)], 0.0)
-
-    def impulse(self, stop: Any, tau: Any) -> Array:
-        return self._psi(np.asarray(stop, dtype=float), np.asarray(tau, dtype=float))
 
     def resolution(self, start: Array, stop: Array) -> float:
         return math.sqrt(self.N * float(np.max(stop - start)))

@@ -17,7 +17,7 @@ from typing import Any, Literal, get_args
 
 import numpy as np
 
-from shippo_ssm.projection._numerics import Array, as_past, as_time, as_times, integrate
+from shippo_ssm.projection._numerics import Array, as_past, as_time, as_times
 from shippo_ssm.projection.measures import Measure
 from shippo_ssm.projection.signals import Signal, as_signal
 from shippo_ssm.projection.stepping import Method, states
@@ -61,11 +61,6 @@ class ProjectionMemory:
     def _breaks(self, signal: Signal) -> Array:
         return signal.breaks if self.transport is None else np.concatenate([signal.breaks, self.transport.breaks])
 
-    def _integrate(self, integrand: Any, signal: Signal, t: float, rtol: float) -> Array:
-        measure = self.measure
-        low = max(measure._start(t), t - measure._memory(), 0.0)
-        return integrate(integrand, low, t, breaks=self._breaks(signal), panels=4 + measure.N // 4, rtol=rtol)
-
     def moments(self, f: Any, t: float, *, times: Any = None, rtol: float = 1e-12) -> Array:
         """b(t) = int Phi_t(tau) f(tau)^T P(t, tau) dmu_t(tau) [N, d], by adaptive quadrature.
 
@@ -75,9 +70,11 @@ class ProjectionMemory:
         """
         t = as_time("t", t)
         signal = self._signal(f, times)
-        return self._integrate(
-            lambda tau, w: self.measure._psi(t, tau).T @ (w[:, None] * self._carry(signal(tau), tau, t)), signal, t, rtol
-        )
+
+        def integrand(tau: Array, w: Array) -> Array:
+            return self.measure._psi(t, tau).T @ (w[:, None] * self._carry(signal(tau), tau, t))
+
+        return self.measure._integrate(integrand, t, breaks=self._breaks(signal), rtol=rtol)
 
     def project(self, f: Any, t: float, *, times: Any = None, rtol: float = 1e-12) -> Array:
         """The minimiser C(t) of J_t: G(t) C = int Phi f^T P dmu. Arguments as in `moments`; returns [N, d]."""
@@ -109,7 +106,7 @@ class ProjectionMemory:
             # The Gram matrix of the part of the support after time 0 rides along.
             return np.concatenate([[np.sum(w * measure.weight(t, tau) * squares)], (phi.T @ (w[:, None] * psi)).ravel()])
 
-        value, *active = self._integrate(integrand, signal, t, rtol)
+        value, *active = measure._integrate(integrand, t, breaks=self._breaks(signal), rtol=rtol)
         if measure._start(t) < 0:
             # Before time 0 the signal is 0 and the error is the reconstruction itself.
             before = measure.gram(t) - np.reshape(active, (measure.N, measure.N))

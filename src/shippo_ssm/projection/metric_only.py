@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from shippo_ssm.projection._numerics import Array, as_time, integrate
+from shippo_ssm.projection._numerics import Array, as_time
 from shippo_ssm.projection.measures import Measure
 from shippo_ssm.projection.signals import as_signal
 
@@ -63,15 +63,11 @@ class MetricOnly:
             )
         return matrices
 
-    def _integrate(self, integrand: Any, t: float) -> Array:
-        low = max(self.measure._start(t), t - self.measure._memory(), 0.0)
-        return integrate(integrand, low, t, breaks=np.empty(0), panels=4 + self.measure.N // 4, rtol=1e-12)
-
     def operator(self, t: float) -> Array:
         """K as a tensor [N, d, N, d]: K[C]_ni = sum_mj K_nimj C_mj = (int Phi Phi^T C M dmu)_ni."""
         t = as_time("t", t)
         measure = self.measure
-        return self._integrate(
+        return measure._integrate(
             lambda tau, w: np.einsum(
                 "kn,km,kji->nimj", w[:, None] * measure._psi(t, tau), measure._phi(t, tau), self._metrics(t, tau), optimize=True
             ),
@@ -82,7 +78,7 @@ class MetricOnly:
         """b = int Phi f^T M dmu [N, d]."""
         t = as_time("t", t)
         signal = as_signal(f, width=self.width)
-        return self._integrate(
+        return self.measure._integrate(
             lambda tau, w: (
                 (w[:, None] * self.measure._psi(t, tau)).T @ np.einsum("ki,kij->kj", signal(tau), self._metrics(t, tau))
             ),

@@ -33,10 +33,11 @@ _Dense = Callable[[Array], Array]
 
 
 class _Pieces:
-    """Segments of a piecewise-constant path, in closed form."""
+    """Segments of a constant or piecewise-constant path, in closed form."""
 
     def __init__(self, transport: Transport, knots: Array, generators: Array) -> None:
-        self.knots = knots
+        # The first piece reaches back to time 0.
+        self.knots = np.concatenate([[0.0], knots[1:]])
         self._generators = generators
         self._inverse = np.stack([transport.inverse_generator(matrix) for matrix in generators])
 
@@ -45,11 +46,17 @@ class _Pieces:
 
     def step(self, segment: Array, later: Array, earlier: Array) -> Array:
         """P(later, earlier) for pairs [M] inside segments j [M]: [M, d, d]."""
-        return expm((later - earlier)[:, None, None] * self._generators[segment])
+        return self._exponentials(self._generators, segment, later - earlier)
 
     def step_inverse(self, segment: Array, later: Array, earlier: Array) -> Array:
         """P(later, earlier)^{-1} for pairs [M] inside segments j [M]: [M, d, d]."""
-        return expm((later - earlier)[:, None, None] * self._inverse[segment])
+        return self._exponentials(self._inverse, segment, later - earlier)
+
+    @staticmethod
+    def _exponentials(generators: Array, segment: Array, ages: Array) -> Array:
+        if len(generators) == 1:
+            return expm_ages(generators[0], ages)
+        return expm(ages[:, None, None] * generators[segment])
 
 
 class _Flow:
@@ -146,10 +153,9 @@ class Transport:
             raise ValueError(f"Transport: `horizon` is {horizon!r}; expected a time > 0")
         self.width = int(width)
         self.horizon = float(horizon)
-        self._constant: Array | None = None
         self._call: Callable[[float], Any] | None = None
         self._knots = np.array([0.0])
-        self._pieces: Array | None = None
+        self._pieces = np.empty((0, width, width))
         if callable(generator):
             self._call = generator
             self.generator(0.0)
@@ -158,7 +164,7 @@ class Transport:
         if not np.all(np.isfinite(matrices)):
             raise ValueError("Transport: `generator` has an entry that is not finite; expected numbers")
         if times is None:
-            self._constant = self._checked(matrices)
+            self._pieces = self._checked(matrices)[None]
             return
         knots = np.asarray(times, dtype=float)
         if knots.ndim != 1 or matrices.shape != (len(knots), width, width):
@@ -185,20 +191,17 @@ class Transport:
     @property
     def is_constant(self) -> bool:
         """Whether A_R is one matrix."""
-        return self._constant is not None
+        return len(self._pieces) == 1
 
     @property
     def breaks(self) -> Array:
         """Times where A_R jumps."""
-        return np.empty(0) if self._pieces is None else self._knots
+        return self._knots[self._knots > 0]
 
     def generator(self, t: float) -> Array:
         """A_R(t) [d, d]."""
-        if self._constant is not None:
-            return self._constant
         if self._call is not None:
             return self._checked(self._call(float(t)))
-        assert self._pieces is not None
         return self._pieces[max(0, int(np.searchsorted(self._knots, t, side="right")) - 1)]
 
     @staticmethod
@@ -208,10 +211,7 @@ class Transport:
 
     @cached_property
     def _segments(self) -> _Pieces | _Flow:
-        if self._pieces is None:
-            return _Flow(self)
-        # The first piece reaches back to time 0.
-        return _Pieces(self, np.concatenate([[0.0], self._knots[1:]]), self._pieces)
+        return _Pieces(self, self._knots, self._pieces) if self._call is None else _Flow(self)
 
     def _pairs(self, t: Any, tau: Any) -> tuple[Array, Array, tuple[int, ...]]:
         later, earlier = np.broadcast_arrays(np.asarray(t, dtype=float), np.asarray(tau, dtype=float))
@@ -225,11 +225,7 @@ class Transport:
     def P(self, t: Any, tau: Any) -> Array:
         """P(t, tau) [.., d, d] for 0 <= tau <= t; arrays broadcast."""
         later, earlier, shape = self._pairs(t, tau)
-        if self._constant is not None:
-            flat = expm_ages(self._constant, later - earlier)
-        else:
-            flat = self._chain(later, earlier)
-        return flat.reshape(*shape, self.width, self.width)
+        return self._chain(later, earlier).reshape(*shape, self.width, self.width)
 
     def _locate(self, later: Array, earlier: Array) -> tuple[Array, Array]:
         """Segments of the ends and of the starts of pairs [M]; an end on a knot belongs to the segment before it."""
@@ -267,11 +263,7 @@ class Transport:
     def inverse(self, t: Any, tau: Any) -> Array:
         """P(t, tau)^{-1} [.., d, d] from its own equation d_t P^{-1} = -A_R(t) P^{-1}."""
         later, earlier, shape = self._pairs(t, tau)
-        if self._constant is not None:
-            flat = expm_ages(self.inverse_generator(self._constant), later - earlier)
-        else:
-            flat = self._chain_inverse(later, earlier)
-        return flat.reshape(*shape, self.width, self.width)
+        return self._chain_inverse(later, earlier).reshape(*shape, self.width, self.width)
 
     def _chain_inverse(self, later: Array, earlier: Array) -> Array:
         segments = self._segments
@@ -300,10 +292,9 @@ class Transport:
     def log_det(self, t: float, tau: float) -> float:
         """int_tau^t tr A_R(s) ds, which is log det P(t, tau) by Liouville's formula."""
         (later,), (earlier,), _ = self._pairs(float(t), float(tau))
-        if self._constant is not None:
-            return float(np.trace(self._constant) * (later - earlier))
-        edges = np.unique(np.concatenate([[earlier, later], self.breaks[(self.breaks > earlier) & (self.breaks < later)]]))
-        if self._pieces is not None:
+        if self._call is None:
+            inside = self.breaks[(self.breaks > earlier) & (self.breaks < later)]
+            edges = np.unique(np.concatenate([[earlier, later], inside]))
             return math.fsum(float(np.trace(self.generator(start))) * (stop - start) for start, stop in pairwise(edges))
         value, _ = quad(lambda s: float(np.trace(self.generator(s))), earlier, later, epsabs=1e-12, epsrel=1e-11, limit=500)
         return float(value)

@@ -20,15 +20,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import TypeVar
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from shippo_ssm.tasks.streams import NO_TARGET, Sequences, ask, check_seed, chunks, split_number, uniform
-from shippo_ssm.tasks.words import Group
+from shippo_ssm.tasks.streams import NO_TARGET, SPLITS, Sequences, answers, check_choice, check_seed, uniform
+from shippo_ssm.tasks.words import Group, all_products
 
 MODULUS = 5
 LANGUAGES = ("parity", "even-pairs", "cycle", "arithmetic", "brackets", "majority")
@@ -82,18 +82,12 @@ class Automaton:
         Args:
             limit: where to give up, with a ValueError.
         """
-        found = {tuple(range(self.num_states))}
-        fresh = list(found)
-        rows = self.table.tolist()
-        while fresh:
-            products = {tuple(row[state] for state in word) for word in fresh for row in rows}
-            fresh = list(products - found)
-            found.update(fresh)
-            if len(found) > limit:
-                raise ValueError(
-                    f"Automaton: `limit` is {limit}, and words make more maps than that; expected a larger limit; raise it"
-                )
-        return len(found)
+        size = len(all_products(self.table.tolist(), limit))
+        if size > limit:
+            raise ValueError(
+                f"Automaton: `limit` is {limit}, and words make more maps than that; expected a larger limit; raise it"
+            )
+        return size
 
 
 def minimal_automaton(
@@ -234,9 +228,7 @@ class LanguageTask:
     """Sentences are a function of (seed, split, index)."""
 
     def __post_init__(self) -> None:
-        if self.name not in LANGUAGES:
-            choices = ", ".join(repr(choice) for choice in LANGUAGES)
-            raise ValueError(f"LanguageTask: `name` is {self.name!r}; expected one of {choices}; choose one of them")
+        check_choice("LanguageTask", "name", self.name, LANGUAGES)
         shortest = 2 if self.name == "arithmetic" else 1
         if not shortest <= self.min_length <= self.max_length:
             raise ValueError(
@@ -293,7 +285,7 @@ class LanguageTask:
             split: "train" or "eval"; their random streams are disjoint.
         """
         per_token = _BRACKET_DRAWS if self.name == "brackets" else 1
-        stream = split_number("LanguageTask.batch", split)
+        stream = check_choice("LanguageTask.batch", "split", split, SPLITS)
         draws = uniform(self.seed, stream, indices, 1 + self.width * per_token)
         lengths = self.min_length + (draws[:, 0] * (self.max_length - self.min_length + 1)).astype(np.int64)
         lengths = self._num_tokens(lengths)
@@ -334,18 +326,18 @@ class LanguageTask:
             num_examples: sentences in all. batch_size: sentences per call.
             device: where the tokens are put.
         """
-        right, answers, lengths, lasts = 0, 0, [], []
-        for indices in chunks(num_examples, batch_size):
-            sentences = self.batch(indices, "eval")
-            good = ask(model, sentences.tokens, self.vocab_size, device).argmax(-1) == sentences.target
+        right, asked, lengths, lasts = 0, 0, [], []
+        draw = partial(self.batch, split="eval")
+        for sentences, logits in answers(draw, model, num_examples, batch_size, self.vocab_size, device):
+            good = logits.argmax(-1) == sentences.target
             right += int(good.sum())
-            answers += int(sentences.asked.sum())
+            asked += int(sentences.asked.sum())
             length = (sentences.tokens != PAD).sum(1)
             lengths.append(length)
             lasts.append(good.gather(1, length[:, None] - 1)[:, 0])
         length, last = torch.cat(lengths), torch.cat(lasts).double()
         by_length = {int(size): float(last[length == size].mean()) for size in length.unique()}
-        return LanguageScores(num_sentences=len(last), accuracy=right / answers, last=float(last.mean()), by_length=by_length)
+        return LanguageScores(num_sentences=len(last), accuracy=right / asked, last=float(last.mean()), by_length=by_length)
 
     def picture(self, index: int, split: str = "eval") -> str:
         """One sentence as text, with the token numbers of the answers after their '?'."""

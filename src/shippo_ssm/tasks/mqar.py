@@ -20,7 +20,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import NamedTuple
 
 import numpy as np
@@ -28,15 +28,13 @@ import torch
 from torch import Tensor
 
 from shippo_ssm.tasks.finite_field import FieldReduction, decompose, inverse
+from shippo_ssm.tasks.streams import NO_TARGET, SPLITS, answers, check_choice, check_seed
 
 MODULUS = 31
 WIDTH = 4
 PRIMITIVE_ROOT = 3
 BIND, OP, QUERY = 0, 1, 2
 LIBRARIES = ("nonreducible", "diagonal", "blocks", "rotation", "none")
-SPLITS = ("train", "eval")
-# Where no answer is asked, the target is what `cross_entropy` ignores.
-NO_TARGET = -100
 # Lower edges of the bins in which answers are counted by the number of operations since the binding; the last bin is open.
 OPERATION_BINS = (0, 1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 24, 32, 48, 64, 96, 128, 256)
 # Uniform numbers per position: event, second choice of an event, key, operation, four value coordinates.
@@ -56,6 +54,7 @@ def operation_library(name: str) -> np.ndarray:
         >>> operation_library("nonreducible").shape
         (13, 4, 4)
     """
+    check_choice("TransportMQAR", "library", name, LIBRARIES)
     eye = np.eye(WIDTH, dtype=np.int64)
 
     def transvection(i: int, j: int, factor: int = 1) -> np.ndarray:
@@ -80,11 +79,8 @@ def operation_library(name: str) -> np.ndarray:
         operations = [
             eye - np.diag(eye[i] + eye[j]) + np.outer(eye[i], eye[j]) - np.outer(eye[j], eye[i]) for i, j in pairs
         ] + [eye]
-    elif name == "none":
-        operations = [eye] * 13
     else:
-        choices = ", ".join(repr(choice) for choice in LIBRARIES)
-        raise ValueError(f"library is {name!r}; expected one of {choices}")
+        operations = [eye] * 13
     return np.stack(operations) % MODULUS
 
 
@@ -183,8 +179,7 @@ class TransportMQAR:
     """Examples are a function of (seed, split, index)."""
 
     def __post_init__(self) -> None:
-        if self.library not in LIBRARIES:
-            operation_library(self.library)
+        check_choice("TransportMQAR", "library", self.library, LIBRARIES)
         if self.length < 1:
             raise ValueError(f"length is {self.length}; expected at least one event")
         if not 1 <= self.num_active <= self.num_keys:
@@ -192,8 +187,7 @@ class TransportMQAR:
         probabilities = (self.p_bind, self.p_op, self.p_query)
         if min(probabilities) < 0 or abs(sum(probabilities) - 1) > 1e-9 or self.p_query == 0:
             raise ValueError(f"p_bind, p_op, p_query are {probabilities}; expected p_query > 0, none below 0, and a sum of 1")
-        if not 0 <= self.seed < 2**64:
-            raise ValueError(f"seed is {self.seed}; expected 0 to 2**64 - 1")
+        check_seed("TransportMQAR", self.seed)
 
     @property
     def operations(self) -> np.ndarray:
@@ -224,9 +218,8 @@ class TransportMQAR:
             indices: B numbers below 2^64, for instance range(step * B, (step + 1) * B).
             split: "train" or "eval".
         """
-        if split not in SPLITS:
-            raise ValueError(f"split is {split!r}; expected 'train' or 'eval'")
-        draws = np.stack([self._draws(index, SPLITS.index(split)) for index in indices])
+        number = check_choice("TransportMQAR.batch", "split", split, SPLITS)
+        draws = np.stack([self._draws(index, number) for index in indices])
         picks, draws = draws[:, : self.num_keys], draws[:, self.num_keys :].reshape(len(draws), self.length, _DRAWS)
         kind = self._kinds(draws)
         operation = (draws[..., 3] * self.num_operations).astype(np.int64)
@@ -271,17 +264,11 @@ class TransportMQAR:
             on_batch: told the number of examples done after each batch.
         """
         counts = torch.zeros(len(OPERATION_BINS), 5, dtype=torch.float64)
-        for start in range(0, num_examples, batch_size):
-            events = self.batch(range(start, min(start + batch_size, num_examples)), split="eval")
-            with torch.no_grad():
-                logits = model(events.tokens.to(device))
-            if logits.shape != (*events.target.shape, MODULUS):
-                expected = (*events.target.shape, MODULUS)
-                raise ValueError(
-                    f"model returned logits of shape {tuple(logits.shape)}; expected {expected}, one score per class"
-                )
-            counts += count_answers(logits.argmax(-1).cpu(), events)
-            on_batch(min(start + batch_size, num_examples))
+        done = 0
+        for events, logits in answers(partial(self.batch, split="eval"), model, num_examples, batch_size, MODULUS, device):
+            counts += count_answers(logits.argmax(-1), events)
+            done += len(events.kind)
+            on_batch(done)
         return scores_of(counts)
 
     def picture(self, index: int, split: str = "eval") -> str:

@@ -16,12 +16,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from shippo_ssm.tasks.streams import NO_TARGET, Sequences, ask, check_seed, chunks, split_number, uniform
+from shippo_ssm.tasks.streams import NO_TARGET, SPLITS, Sequences, answers, check_choice, check_seed, uniform
 
 
 def without_repetition(draws: np.ndarray, num: int) -> np.ndarray:
@@ -98,7 +99,7 @@ class MQAR:
         """
         pairs, half = self.num_pairs, self.vocab_size // 2
         places = self.length // 2 - pairs
-        stream = split_number("MQAR.batch", split)
+        stream = check_choice("MQAR.batch", "split", split, SPLITS)
         draws = uniform(self.seed, stream, indices, 2 * pairs + places + self.length)
         key_draws, value_draws, place_draws, fill_draws = np.split(draws, [pairs, 2 * pairs, 2 * pairs + places], axis=1)
         keys = 1 + without_repetition(key_draws, half - 1)
@@ -131,12 +132,8 @@ class MQAR:
             num_examples: sequences in all. batch_size: sequences per call.
             device: where the tokens are put.
         """
-        right = []
-        for indices in chunks(num_examples, batch_size):
-            recall = self.batch(indices, "eval")
-            answer = ask(model, recall.tokens, self.vocab_size, device).argmax(-1)
-            right.append((answer == recall.target).sum(1))
-        counts = torch.cat(right)
+        asked = answers(partial(self.batch, split="eval"), model, num_examples, batch_size, self.vocab_size, device)
+        counts = torch.cat([(logits.argmax(-1) == recall.target).sum(1) for recall, logits in asked])
         return RecallScores(
             num_queries=len(counts) * self.num_pairs,
             accuracy=float(counts.sum()) / (len(counts) * self.num_pairs),

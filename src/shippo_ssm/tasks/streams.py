@@ -9,7 +9,7 @@ counter, worked out for a whole batch at once. Two splits never read the same co
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from typing import NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 import torch
@@ -18,6 +18,9 @@ from torch import Tensor
 SPLITS = ("train", "eval")
 # Where no answer is asked, the target is what `cross_entropy` ignores.
 NO_TARGET = -100
+
+# Examples of a task: they have `tokens` and `target`.
+Examples = TypeVar("Examples", bound=Any)
 
 _LOW = np.uint64(0xFFFFFFFF)
 _SHIFT = np.uint64(32)
@@ -77,12 +80,12 @@ def uniform(seed: int, stream: int, indices: Iterable[int], num: int) -> np.ndar
     return words.transpose(1, 2, 0).reshape(len(rows), -1)[:, :num] * 2.0**-32
 
 
-def split_number(op: str, split: str, splits: tuple[str, ...] = SPLITS) -> int:
-    """The place of a split among `splits`."""
-    if split not in splits:
-        choices = ", ".join(repr(choice) for choice in splits)
-        raise ValueError(f"{op}: `split` is {split!r}; expected one of {choices}; choose one of them")
-    return splits.index(split)
+def check_choice(op: str, name: str, came: str, choices: tuple[str, ...]) -> int:
+    """The place of what came among the choices."""
+    if came not in choices:
+        listed = ", ".join(repr(choice) for choice in choices)
+        raise ValueError(f"{op}: `{name}` is {came!r}; expected one of {listed}; choose one of them")
+    return choices.index(came)
 
 
 def check_seed(op: str, seed: int) -> None:
@@ -91,25 +94,37 @@ def check_seed(op: str, seed: int) -> None:
         raise ValueError(f"{op}: `seed` is {seed}; expected 0 to 2**64 - 1; choose seeds from 0 upwards")
 
 
-def chunks(num_examples: int, batch_size: int) -> Iterator[range]:
-    """0 .. num_examples - 1 in ranges of at most `batch_size`."""
+def answers(
+    draw: Callable[[range], Examples],
+    model: Callable[[Tensor], Tensor],
+    num_examples: int,
+    batch_size: int,
+    num_classes: int,
+    device: str | torch.device = "cpu",
+) -> Iterator[tuple[Examples, Tensor]]:
+    """The examples of an evaluation, batch by batch, each with the logits [*target.shape, num_classes] of a model, on the CPU.
+
+    The model is asked without gradients and stays in whatever mode it is.
+
+    Args:
+        draw: indices -> examples, which have `tokens` and `target`. Indices are 0 .. num_examples - 1.
+        model: tokens -> logits.
+        batch_size: most examples per call.
+        device: where the tokens are put.
+    """
     if num_examples < 1 or batch_size < 1:
         raise ValueError(
             f"evaluate: `num_examples` is {num_examples} and `batch_size` is {batch_size}; expected at least 1 of each; "
             "ask for more examples"
         )
     for start in range(0, num_examples, batch_size):
-        yield range(start, min(start + batch_size, num_examples))
-
-
-def ask(model: Callable[[Tensor], Tensor], tokens: Tensor, vocab_size: int, device: str | torch.device = "cpu") -> Tensor:
-    """Logits [B, T, vocab_size] of a model, without gradients, on the CPU; the model stays in whatever mode it is."""
-    with torch.no_grad():
-        logits = model(tokens.to(device))
-    expected = (*tokens.shape, vocab_size)
-    if logits.shape != expected:
-        raise ValueError(
-            f"evaluate: `model` returned logits of shape {tuple(logits.shape)}; expected {expected}, one score per token of "
-            "the vocabulary at every position; give its head vocab_size outputs"
-        )
-    return logits.cpu()
+        examples = draw(range(start, min(start + batch_size, num_examples)))
+        with torch.no_grad():
+            logits = model(examples.tokens.to(device))
+        expected = (*examples.target.shape, num_classes)
+        if logits.shape != expected:
+            raise ValueError(
+                f"evaluate: `model` returned logits of shape {tuple(logits.shape)}; expected {expected}, one score per class "
+                "wherever an answer may be asked; give its head as many outputs"
+            )
+        yield examples, logits.cpu()

@@ -15,13 +15,13 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from shippo_ssm.tasks.streams import Sequences, ask, check_seed, chunks, split_number, uniform
+from shippo_ssm.tasks.streams import Sequences, answers, check_choice, check_seed, uniform
 
 SPLITS = ("train", "validation", "test")
 SHARES = (0.8, 0.1, 0.1)
@@ -134,8 +134,7 @@ class TextTask:
     """Training windows are a function of (seed, index)."""
 
     def __post_init__(self) -> None:
-        if self.unit not in UNITS:
-            raise ValueError(f"TextTask: `unit` is {self.unit!r}; expected 'byte' or 'character'; choose one of them")
+        check_choice("TextTask", "unit", self.unit, UNITS)
         longest = min(len(_ids(split, self.unit)) for split in SPLITS) - 1
         if not 1 <= self.length <= longest:
             raise ValueError(
@@ -151,7 +150,7 @@ class TextTask:
 
     def num_tokens(self, split: str) -> int:
         """Tokens of a split."""
-        split_number("TextTask.num_tokens", split, SPLITS)
+        check_choice("TextTask.num_tokens", "split", split, SPLITS)
         return len(_ids(split, self.unit))
 
     def num_windows(self, split: str) -> int:
@@ -165,7 +164,7 @@ class TextTask:
             indices: B numbers below 2^64 for "train", where windows are random; below num_windows(split) otherwise.
             split: "train", "validation" or "test".
         """
-        stream = split_number("TextTask.batch", split, SPLITS)
+        stream = check_choice("TextTask.batch", "split", split, SPLITS)
         ids = _ids(split, self.unit)
         rows = list(indices)
         if split == "train":
@@ -212,9 +211,8 @@ class TextTask:
             device: where the tokens are put.
         """
         total, right, num_tokens, num_characters = 0.0, 0, 0, 0
-        for indices in chunks(self.num_windows(split) if num_examples is None else num_examples, batch_size):
-            text = self.batch(indices, split)
-            logits = ask(model, text.tokens, self.vocab_size, device)
+        count = self.num_windows(split) if num_examples is None else num_examples
+        for text, logits in answers(partial(self.batch, split=split), model, count, batch_size, self.vocab_size, device):
             total += float(bits(logits, text.target).sum())
             right += int((logits.argmax(-1) == text.target).sum())
             num_tokens += text.target.numel()

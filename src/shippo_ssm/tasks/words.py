@@ -24,11 +24,21 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from shippo_ssm.tasks.streams import NO_TARGET, Sequences, ask, check_seed, chunks, split_number, uniform
+from shippo_ssm.tasks.streams import NO_TARGET, SPLITS, Sequences, answers, check_choice, check_seed, uniform
 
 GROUPS = ("A5", "S5", "S4", "S3", "Z60", "A4xZ5")
 # Irreducible representations come from a dense eigenproblem of the size of the group.
 LARGEST_ORDER = 1024
+
+
+def all_products(maps: Sequence[Sequence[int]], limit: int) -> set[tuple[int, ...]]:
+    """All products of maps of 0 .. n - 1, the empty one among them; ends early once there are more than `limit`."""
+    found = {tuple(range(len(maps[0])))}
+    fresh = found
+    while fresh and len(found) <= limit:
+        fresh = {tuple(step[point] for point in word) for word in fresh for step in maps} - found
+        found = found | fresh
+    return found
 
 
 @dataclass(frozen=True, eq=False)
@@ -87,17 +97,12 @@ class Group:
                 )
         if not steps:
             raise ValueError("Group: `generators` is empty; expected at least one permutation; (0,) gives the trivial group")
-        found = {tuple(range(degree))}
-        fresh = list(found)
-        while fresh:
-            fresh = [tuple(step[point] for point in element) for element in fresh for step in steps]
-            fresh = list(set(fresh) - found)
-            found.update(fresh)
-            if len(found) > LARGEST_ORDER:
-                raise ValueError(
-                    f"Group: `generators` give more than {LARGEST_ORDER} elements; expected at most that many; "
-                    "choose a smaller group"
-                )
+        found = all_products(steps, LARGEST_ORDER)
+        if len(found) > LARGEST_ORDER:
+            raise ValueError(
+                f"Group: `generators` give more than {LARGEST_ORDER} elements; expected at most that many; "
+                "choose a smaller group"
+            )
         permutations = np.array(sorted(found))
         # Products are recognised by a random linear form of their images, modulo 2^64.
         form = np.random.default_rng(0).integers(1, 2**62, degree)
@@ -131,15 +136,7 @@ class Group:
 
     def generated_by(self, elements: Iterable[int]) -> int:
         """Order of the subgroup that some elements generate."""
-        letters = np.array(list(elements))
-        reached = np.zeros(self.order, dtype=bool)
-        reached[0] = True
-        while True:
-            more = reached.copy()
-            more[self.table[np.flatnonzero(reached)][:, letters]] = True
-            if (more == reached).all():
-                return int(reached.sum())
-            reached = more
+        return len(all_products(self.permutations[list(elements)].tolist(), self.order))
 
     @cached_property
     def irreps(self) -> tuple[np.ndarray, ...]:
@@ -385,7 +382,7 @@ class WordTask:
             tokens and target [B, T], or [B, T + 1] with a start token.
         """
         length = self._check_length(self.length if length is None else length)
-        draws = uniform(self.seed, split_number("WordTask.batch", split), indices, length)
+        draws = uniform(self.seed, check_choice("WordTask.batch", "split", split, SPLITS), indices, length)
         tokens = self.alphabet[(draws * len(self.alphabet)).astype(np.int64)]
         target = np.empty_like(tokens)
         table = self.structure.table
@@ -414,11 +411,10 @@ class WordTask:
             length: elements per word, default `length` of the task.
             device: where the tokens are put.
         """
-        right = []
-        for indices in chunks(num_examples, batch_size):
-            words = self.batch(indices, "eval", length)
-            answer = ask(model, words.tokens, self.vocab_size, device).argmax(-1)
-            right.append((answer == words.target)[:, int(self.start) :])
+        asked = answers(
+            lambda indices: self.batch(indices, "eval", length), model, num_examples, batch_size, self.vocab_size, device
+        )
+        right = [(logits.argmax(-1) == words.target)[:, int(self.start) :] for words, logits in asked]
         table = torch.cat(right).double()
         return WordScores(
             num_words=len(table),

@@ -25,13 +25,17 @@ from shippo_ssm.theory.cases import (
 from shippo_ssm.theory.registry import Finding, at_least, at_most, check
 
 
-def _least_squares(measure: Measure, transport: Transport | None, t: float) -> Array:
-    """argmin of the objective by weighted least squares on its quadrature: from M_P and the family alone."""
+def _least_squares(measure: Measure, transport: Transport | None, t: float, metric: Array | None = None) -> Array:
+    """argmin of the objective by weighted least squares on its quadrature: from the metric and the family alone.
+
+    The metric at the nodes is M_P unless another one is given.
+    """
     tau, weights = nodes(t)
     phi = measure.basis(t, tau)
     values = np.array([signal(s) for s in tau])
     eye = np.broadcast_to(np.eye(WIDTH), (len(tau), WIDTH, WIDTH))
-    metric = eye if transport is None else transport.metric(t, tau)
+    if metric is None:
+        metric = eye if transport is None else transport.metric(t, tau)
     family = eye if transport is None else np.linalg.inv(transport.P(t, tau))
     # ||e||_M^2 = ||F^T e||^2 with M = F F^T; e = f - P^{-T} C^T Phi is linear in C.
     factor = np.sqrt(weights * measure.weight(t, tau))[:, None, None] * np.swapaxes(np.linalg.cholesky(metric), -1, -2)
@@ -232,13 +236,8 @@ def _metric_only(num: int = 4) -> MetricOnly:
 def metric_only_stationarity() -> Finding:
     """Falsified if the minimiser of J^M, found by least squares, does not solve K_M[C] = b_M."""
     problem = _metric_only()
-    tau, weights = nodes(TIME)
-    phi = problem.measure.basis(TIME, tau)
-    metric = np.stack([problem.metric(TIME, s) for s in tau])
-    factor = np.sqrt(weights / TIME)[:, None, None] * np.swapaxes(np.linalg.cholesky(metric), -1, -2)
-    design = np.einsum("kaj,kn->kanj", factor, phi).reshape(len(tau) * WIDTH, -1)
-    target = np.einsum("kai,ki->ka", factor, np.array([signal(s) for s in tau])).ravel()
-    C = np.linalg.lstsq(design, target, rcond=None)[0].reshape(-1, WIDTH)
+    metric = np.stack([problem.metric(TIME, s) for s in nodes(TIME)[0]])
+    C = _least_squares(problem.measure, None, TIME, metric)
     image = np.einsum("nimj,mj->ni", problem.operator(TIME), C)
     return at_most(gap(image, problem.moments(signal, TIME)), 1e-9, "K_M[argmin J^M] against b_M")
 

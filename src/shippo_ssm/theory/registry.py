@@ -11,7 +11,7 @@ import functools
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal, SupportsFloat
+from typing import Any, Literal, SupportsFloat
 
 Sense = Literal["<=", ">="]
 
@@ -29,7 +29,7 @@ class Finding:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class CheckResult:
+class CheckResult(Finding):
     """One statement, measured."""
 
     name: str
@@ -38,10 +38,6 @@ class CheckResult:
     """The statement, by the paper's own title."""
     place: str
     """Where it stands in the paper."""
-    measured: str
-    residual: float
-    bound: float
-    sense: Sense
 
     @property
     def holds(self) -> bool:
@@ -49,6 +45,12 @@ class CheckResult:
         if not math.isfinite(self.residual):
             return False
         return self.residual <= self.bound if self.sense == "<=" else self.residual >= self.bound
+
+    @property
+    def record(self) -> dict[str, Any]:
+        """The row for JSON, which has no NaN: a check that raised has no number."""
+        residual = self.residual if math.isfinite(self.residual) else None
+        return dataclasses.asdict(self) | {"residual": residual, "holds": self.holds}
 
 
 Check = Callable[[], CheckResult]

@@ -5,7 +5,6 @@ part does not hide the others."""
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import math
 import time
@@ -13,6 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from shippo_ssm import __version__
@@ -43,25 +43,16 @@ def _table(rows: Sequence[CheckResult], seconds: float) -> Table:
         mark = "[green]yes[/]" if row.holds else "[bold red]NO[/]"
         relation = "\u2264" if row.sense == "<=" else "\u2265"
         table.add_row(
-            f"{_plain(row.statement)} [dim]({_plain(row.place)})[/]", _plain(row.measured), f"{row.residual:.1e}",
+            f"{escape(row.statement)} [dim]({escape(row.place)})[/]", escape(row.measured), f"{row.residual:.1e}",
             f"{relation} {row.bound:.0e}", mark,
         )  # fmt: skip
     return table
 
 
-def _plain(text: str) -> str:
-    """Text that rich takes literally: square brackets are not markup."""
-    return text.replace("[", r"\[")
-
-
 def _write(out: Path, rows: Sequence[CheckResult], seconds: float) -> Path:
     path = out / "verify.json" if out.is_dir() else out
     path.parent.mkdir(parents=True, exist_ok=True)
-    # NaN is not JSON: a check that raised has no number.
-    records = [
-        dataclasses.asdict(row) | {"residual": row.residual if math.isfinite(row.residual) else None, "holds": row.holds}
-        for row in rows
-    ]
+    records = [row.record for row in rows]
     report = {"version": __version__, "seconds": round(seconds, 2), "holds": all(row.holds for row in rows), "rows": records}
     path.write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
     return path

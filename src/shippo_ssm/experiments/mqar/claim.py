@@ -21,6 +21,7 @@ StructGen-Split 0.033; predictor 0.015.
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 
 import torch
 
@@ -28,12 +29,18 @@ from shippo_ssm.experiments.mqar.figures import mqar_figure
 from shippo_ssm.experiments.mqar.model import MqarConfig, build_model, weights_folder
 from shippo_ssm.experiments.mqar.recall import flatten_scores, query_loss, scores_of_lengths, train_recall
 from shippo_ssm.experiments.paper import paper_tables
-from shippo_ssm.lab.experiment import Column, Experiment, Highlight, Result, RowResult, Session, Verdict
+from shippo_ssm.lab.experiment import Column, Experiment, FinishedRow, Highlight, Result, RowResult, Session, Verdict, by_row
 from shippo_ssm.lab.training import measure
 from shippo_ssm.models import SequenceModel, save_checkpoint
 from shippo_ssm.tasks.mqar import MODULUS, WIDTH
 
 LENGTHS = (128, 512, 2048, 4096)
+# A fifth of the steps and one seed; small models for a few steps, in seconds.
+QUICK = MqarConfig(steps=1000, num_seeds=1)
+SMOKE = MqarConfig(
+    d_model=32, n_layers=1, d_state=8, length=64, steps=6, num_seeds=1, batch=4,
+    eval_every=3, curve_examples=4, eval_examples=4, eval_lengths=(128, 512),
+)  # fmt: skip
 MODELS = {
     "gru": ("GRU", "gru", 2),
     "transformer": ("Transformer", "transformer", 2),
@@ -54,17 +61,6 @@ def rows(base: MqarConfig | None = None) -> tuple[MqarConfig, ...]:
         replace(base, name=name, label=label, mixer=mixer, expand=expand) for name, (label, mixer, expand) in MODELS.items()
     ]
     return (*models, replace(base, name="untouched", label="Untouched coordinates", mixer="untouched", steps=0))
-
-
-def quick() -> tuple[MqarConfig, ...]:
-    """A fifth of the steps, one seed."""
-    return rows(MqarConfig(steps=1000, num_seeds=1))
-
-
-def smoke() -> tuple[MqarConfig, ...]:
-    """Small models for a few steps, in seconds."""
-    small = MqarConfig(d_model=32, n_layers=1, d_state=8, length=64, steps=6, num_seeds=1, batch=4)
-    return rows(replace(small, eval_every=3, curve_examples=4, eval_examples=4, eval_lengths=(128, 512)))
 
 
 def train_model(model: SequenceModel, config: MqarConfig, seed: int, session: Session) -> RowResult:
@@ -106,33 +102,33 @@ def _untouched(config: MqarConfig, seed: int) -> RowResult:
     return RowResult(metrics=metrics, curves={"step": [], **profiles})
 
 
-def judge(result: Result) -> dict[str, Verdict]:
+@by_row
+def judge(row: FinishedRow, result: Result) -> Verdict | None:
     """The paper's ordering: right actions above no-right, static bases not, attention last at long lengths."""
-    verdicts = {}
-    found = result.rows
-    for name, row in found.items():
-        lengths = row.config["eval_lengths"]
-        last = lengths[-1]
+    name, found, plain = row.name, result.rows, result.rows.get("no-right")
+    lengths = row.config["eval_lengths"]
+    last = lengths[-1]
 
-        def above(other: str, metric: str, row=row, lengths=lengths) -> bool:
-            return all(row.mean(f"{metric}_{n}") > found[other].mean(f"{metric}_{n}") for n in lengths)
+    def above(other: FinishedRow, metric: str) -> bool:
+        return all(row.mean(f"{metric}_{n}") > other.mean(f"{metric}_{n}") for n in lengths)
 
-        if name == "struct-split" and "no-right" in found:
-            holds = above("no-right", "coordinate") and above("no-right", "exact")
-            verdicts[name] = Verdict(holds, "coordinate and exact above no-right at every length")
-        elif name == "direct-single-exp" and "no-right" in found:
-            verdicts[name] = Verdict(above("no-right", "exact"), "exact above no-right at every length")
-        elif name == "free-encdec" and "no-right" in found:
-            holds = row.mean(f"exact_{last}") <= found["no-right"].mean(f"exact_{last}") + 0.005
-            verdicts[name] = Verdict(holds, f"a static basis does not help: exact at {last} at most no-right + 0.005")
-        elif name == "transformer" and len(found) > 2:
-            others = [other.mean(f"coordinate_{last}") for key, other in found.items() if key != name]
-            verdicts[name] = Verdict(row.mean(f"coordinate_{last}") < min(others), f"lowest coordinate accuracy at {last}")
-        elif name in ("gru", "no-right"):
-            bound = row.mean(f"untouched_exact_{last}") + 0.01
-            text = f"transports nothing: exact at {last} at most the untouched-coordinates predictor + 0.01"
-            verdicts[name] = Verdict(row.mean(f"exact_{last}") <= bound, text)
-    return verdicts
+    if name == "struct-split" and plain is not None:
+        return Verdict(
+            above(plain, "coordinate") and above(plain, "exact"), "coordinate and exact above no-right at every length"
+        )
+    if name == "direct-single-exp" and plain is not None:
+        return Verdict(above(plain, "exact"), "exact above no-right at every length")
+    if name == "free-encdec" and plain is not None:
+        holds = row.mean(f"exact_{last}") <= plain.mean(f"exact_{last}") + 0.005
+        return Verdict(holds, f"a static basis does not help: exact at {last} at most no-right + 0.005")
+    if name == "transformer" and len(found) > 2:
+        others = [other.mean(f"coordinate_{last}") for key, other in found.items() if key != name]
+        return Verdict(row.mean(f"coordinate_{last}") < min(others), f"lowest coordinate accuracy at {last}")
+    if name in ("gru", "no-right"):
+        bound = row.mean(f"untouched_exact_{last}") + 0.01
+        text = f"transports nothing: exact at {last} at most the untouched-coordinates predictor + 0.01"
+        return Verdict(row.mean(f"exact_{last}") <= bound, text)
+    return None
 
 
 COLUMNS = tuple(
@@ -148,7 +144,7 @@ EXPERIMENT = Experiment(
     protocol="F_31, 13 operations; AdamW 5e-4, batch 16, length 512; quick 1,000 steps, 1 seed; paper 5,000 steps, 3 seeds",
     tables=paper_tables("mqar-coordinate", "mqar-exact"),
     wall_time="quick: 3.6 hours on two cores",
-    presets={"quick": quick, "paper": rows, "smoke": smoke},
+    presets={"quick": partial(rows, QUICK), "paper": rows, "smoke": partial(rows, SMOKE)},
     train=train,
     columns=COLUMNS,
     judge=judge,

@@ -17,16 +17,18 @@ most 2.4e-7. Learned and selective: at most 1e-4.
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 
 import torch
 
 from shippo_ssm.experiments.paired.figure import TABLES, main_evidence
 from shippo_ssm.experiments.paired.matrix_state import MatrixState, PairedConfig, held_out, scores
-from shippo_ssm.lab.experiment import Column, Experiment, Highlight, Result, RowResult, Session, Verdict
+from shippo_ssm.lab.experiment import Column, Experiment, FinishedRow, Highlight, Result, RowResult, Session, Verdict, by_row
 from shippo_ssm.lab.stacked import train_stack
 from shippo_ssm.scan import block_affine_scan
 from shippo_ssm.tasks.paired import Examples
 
+SMOKE = PairedConfig(steps=60, num_seeds=2, batch=32, eval_batches=4, eval_every=30)
 RANKS = (1, 2, 4, 8)
 COST = {"solver": 0.1, "none": 1.0, "oracle": 1.7, "learned": 2.5, "selective": 2.5}
 """Right action -> time of a training step over that of a row without one."""
@@ -47,11 +49,6 @@ def rows(base: PairedConfig | None = None) -> tuple[PairedConfig, ...]:
         ),
         replace(base, name="selective", label="SHiPPO selective R", right="selective"),
     )
-
-
-def smoke() -> tuple[PairedConfig, ...]:
-    """The same rows in seconds: two seeds, a few steps."""
-    return rows(PairedConfig(steps=60, num_seeds=2, batch=32, eval_batches=4, eval_every=30))
 
 
 def solve(config: PairedConfig, seeds: tuple[int, ...]) -> RowResult:
@@ -80,27 +77,22 @@ def train(config: PairedConfig, seeds: tuple[int, ...], session: Session) -> Row
     return result
 
 
-def judge(result: Result) -> dict[str, Verdict]:
+@by_row
+def judge(row: FinishedRow, result: Result) -> Verdict:
     """No-right blind and better with rank, right actions see the order, R -> I takes it away."""
-    verdicts = {}
-    blind = [row for name, row in result.rows.items() if name.startswith("no-right")]
-    for name, row in result.rows.items():
-        pair = row.mean("pair_nmse")
-        if name == "solver":
-            verdicts[name] = Verdict(pair < 1e-10, "solves the task exactly")
-        elif name.startswith("no-right"):
-            better = [other for other in blind if other.config["rank"] < row.config["rank"]]
-            falls = all(row.mean("nmse") < other.mean("nmse") for other in better)
-            holds = abs(pair - 1) <= 1e-5 and falls
-            verdicts[name] = Verdict(
-                holds, "blind to order (pair 1 within 1e-5)" + (", NMSE below lower ranks" if better else "")
-            )
-        else:
-            limit = 2.44e-7 if name == "oracle" else 1e-4
-            back = row.mean("identity_pair_nmse")
-            text = f"sees the order (pair <= {limit:.3g}), R -> I returns 1 within 1e-5"
-            verdicts[name] = Verdict(pair <= limit and abs(back - 1) <= 1e-5, text)
-    return verdicts
+    pair = row.mean("pair_nmse")
+    if row.name == "solver":
+        return Verdict(pair < 1e-10, "solves the task exactly")
+    if row.name.startswith("no-right"):
+        blind = [other for name, other in result.rows.items() if name.startswith("no-right")]
+        better = [other for other in blind if other.config["rank"] < row.config["rank"]]
+        falls = all(row.mean("nmse") < other.mean("nmse") for other in better)
+        text = "blind to order (pair 1 within 1e-5)" + (", NMSE below lower ranks" if better else "")
+        return Verdict(abs(pair - 1) <= 1e-5 and falls, text)
+    limit = 2.44e-7 if row.name == "oracle" else 1e-4
+    back = row.mean("identity_pair_nmse")
+    text = f"sees the order (pair <= {limit:.3g}), R -> I returns 1 within 1e-5"
+    return Verdict(pair <= limit and abs(back - 1) <= 1e-5, text)
 
 
 EXPERIMENT = Experiment(
@@ -110,7 +102,7 @@ EXPERIMENT = Experiment(
     protocol="d 4, N 16, K 2; AdamW 3e-4, 20,000 steps of 128 examples + 128 pairs, NMSE + 5 x pair NMSE, 5 seeds, last step",
     tables=TABLES,
     wall_time="7 minutes on two cores",
-    presets={"full": rows, "smoke": smoke},
+    presets={"full": rows, "smoke": partial(rows, SMOKE)},
     train=train,
     columns=(
         Column(key="nmse", label="Eval NMSE"),

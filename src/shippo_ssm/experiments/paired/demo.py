@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from shippo_ssm.experiments.paired import claim
 from shippo_ssm.experiments.paired.figure import main_evidence
 from shippo_ssm.experiments.paired.matrix_state import PairedConfig
-from shippo_ssm.lab.experiment import Experiment, Result, Verdict
+from shippo_ssm.lab.experiment import Experiment, FinishedRow, Result, Verdict, by_row
 from shippo_ssm.lab.runner import run
 from shippo_ssm.lab.tables import as_text
 
@@ -30,17 +30,14 @@ def rows(steps: int) -> tuple[PairedConfig, ...]:
     return tuple(replace(row, num_seeds=2) for row in claim.rows(base) if row.name in ROWS)
 
 
-def judge(result: Result) -> dict[str, Verdict]:
+@by_row
+def judge(row: FinishedRow, result: Result) -> Verdict:
     """At this budget: blind without a right action, nine tenths of the difference found with one, none of it under R -> I."""
-    verdicts = {}
-    for name, row in result.rows.items():
-        pair = row.mean("pair_nmse")
-        if name.startswith("no-right"):
-            verdicts[name] = Verdict(abs(pair - 1) < 1e-5, "cannot tell ab from ba")
-        else:
-            back = row.mean("identity_pair_nmse")
-            verdicts[name] = Verdict(pair < 0.1 and abs(back - 1) < 1e-5, "tells ab from ba; R -> I makes it blind again")
-    return verdicts
+    pair = row.mean("pair_nmse")
+    if row.name.startswith("no-right"):
+        return Verdict(abs(pair - 1) < 1e-5, "cannot tell ab from ba")
+    back = row.mean("identity_pair_nmse")
+    return Verdict(pair < 0.1 and abs(back - 1) < 1e-5, "tells ab from ba; R -> I makes it blind again")
 
 
 def experiment(steps: int) -> Experiment:

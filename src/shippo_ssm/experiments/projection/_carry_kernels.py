@@ -40,6 +40,9 @@ BLOCK = 16
 # Positions by which memory is asked for ahead of its use.
 AHEAD = 4
 
+Vectors = dict[tuple[int, int], Any]
+"""Vectors (i, j .. j + LANES) of a matrix, by (i, j)."""
+
 
 class Forward(NamedTuple):
     """Operands of the forward kernel; the integers are those of `Backward`."""
@@ -84,19 +87,19 @@ def _entries(emit: Any, array: Any, start: Any, row: int) -> Any:
     return lambda i, k: emit.splat(array, emit.at(start, i * row + k))
 
 
-def _add_product(
-    emit: Any, total: dict[tuple[int, int], Any], left: Any, right: Any, inner: int, width: int, rows: int
-) -> None:
-    """total[i, j] += sum_k left(i, k) right(k, j); a total that is not there yet is zero."""
+def _add_product(emit: Any, left: Any, right: Any, inner: int, width: int, rows: int = ROWS, below: Any = ()) -> Vectors:
+    """below[i, j] + sum_k left(i, k) right(k, j); what is not there below is zero."""
+    total: Vectors = dict(below)
     for k in range(inner):
         vectors = {j: right(k, j) for j in range(0, width, LANES)}
         for i in range(rows):
             entry = left(i, k)
             for j, vector in vectors.items():
                 total[i, j] = emit.fma(entry, vector, total[i, j]) if (i, j) in total else emit.mul(entry, vector)
+    return total
 
 
-def _keep(emit: Any, total: dict[tuple[int, int], Any], array: Any, start: Any, lead: int) -> None:
+def _keep(emit: Any, total: Vectors, array: Any, start: Any, lead: int) -> None:
     """Store vectors (i, j .. j + LANES) in a matrix whose rows are `lead` apart."""
     for (i, j), vector in total.items():
         emit.store(array, emit.at(start, i * lead + j), vector, padded=True)
@@ -117,8 +120,7 @@ def _product(width: int, inner: int, rows: int = ROWS, scale: float = 1.0) -> An
 
     @simd("float32", LANES)
     def product(emit, a, ia, b, ib, c, ic):
-        total: dict[tuple[int, int], Any] = {}
-        _add_product(emit, total, _entries(emit, a, ia, inner), _matrix(emit, b, ib, width), inner, width, rows)
+        total = _add_product(emit, _entries(emit, a, ia, inner), _matrix(emit, b, ib, width), inner, width, rows)
         for (i, j), vector in total.items():
             scaled = vector if scale == 1 else emit.mul(vector, emit.constant(scale))
             emit.store(c, emit.at(ic, i * width + j), scaled, padded=True)
@@ -133,9 +135,8 @@ def _turn(width: int, rows: int) -> Any:
     def turn(emit, value, iv, frame, iframe, moved, im, apart, ahead):
         for i in range(rows):
             emit.prefetch(moved, emit.at(ahead, emit.times(apart, i)), 1)
-        total: dict[tuple[int, int], Any] = {}
         right = _matrix(emit, frame, iframe, width)
-        _add_product(emit, total, _entries(emit, value, iv, width), right, width, width, rows)
+        total = _add_product(emit, _entries(emit, value, iv, width), right, width, width, rows)
         for (i, j), vector in total.items():
             emit.store(moved, emit.at(im, emit.times(apart, i), j), vector, padded=True)
 
@@ -177,9 +178,8 @@ def _horner(width: int, scale: float) -> Any:
 
     @simd("float32", LANES)
     def horner(emit, base, ibase, a, ia, b, ib, c, ic):
-        total: dict[tuple[int, int], Any] = {}
         below = _matrix(emit, base, ibase, width)
-        _add_product(emit, total, _entries(emit, a, ia, width), _matrix(emit, b, ib, width), width, width, ROWS)
+        total = _add_product(emit, _entries(emit, a, ia, width), _matrix(emit, b, ib, width), width, width)
         for (i, j), vector in total.items():
             emit.store(c, emit.at(ic, i * width + j), emit.fma(vector, emit.constant(scale), below(i, j)), padded=True)
 
@@ -191,9 +191,8 @@ def _pair(width: int) -> Any:
 
     @simd("float32", LANES)
     def pair(emit, a, ia, b, ib, d, i_d, e, ie, c, ic):
-        total: dict[tuple[int, int], Any] = {}
-        _add_product(emit, total, _entries(emit, a, ia, width), _matrix(emit, b, ib, width), width, width, ROWS)
-        _add_product(emit, total, _entries(emit, d, i_d, width), _matrix(emit, e, ie, width), width, width, ROWS)
+        one = _add_product(emit, _entries(emit, a, ia, width), _matrix(emit, b, ib, width), width, width)
+        total = _add_product(emit, _entries(emit, d, i_d, width), _matrix(emit, e, ie, width), width, width, below=one)
         _keep(emit, total, c, ic, width)
 
     return pair
@@ -206,14 +205,13 @@ def _advance(width: int, rank: int) -> Any:
     def advance(emit, q, step, dmoved, value, i, c):
         start = emit.times(i, width)
         below = _matrix(emit, c, start, width)
-        total = {(a, j): below(a, j) for a in range(ROWS) for j in range(0, width, LANES)}
-        _add_product(emit, total, _entries(emit, q, start, width), _matrix(emit, step, 0, width), width, width, ROWS)
+        old = {(a, j): below(a, j) for a in range(ROWS) for j in range(0, width, LANES)}
+        moved = _add_product(emit, _entries(emit, q, start, width), _matrix(emit, step, 0, width), width, width, below=old)
 
         def turned(a: int, k: int) -> Any:
             return emit.splat(dmoved, emit.at(i, k * width + a))
 
-        _add_product(emit, total, turned, _matrix(emit, value, 0, width), rank, width, ROWS)
-        _keep(emit, total, c, start, width)
+        _keep(emit, _add_product(emit, turned, _matrix(emit, value, 0, width), rank, width, below=moved), c, start, width)
 
     return advance
 
@@ -224,12 +222,12 @@ def _spread(size: int, count: int) -> Any:
     @simd("float32", LANES)
     def spread(emit, weights, k, parts, i, out, io):
         below = _matrix(emit, out, io, size)
-        total = {(a, j): below(a, j) for a in range(ROWS) for j in (0, LANES)}
+        old = {(a, j): below(a, j) for a in range(ROWS) for j in (0, LANES)}
 
         def weight(a: int, t: int) -> Any:
             return emit.splat(weights, emit.at(k, t * count + a))
 
-        _add_product(emit, total, weight, _matrix(emit, parts, i, size), BLOCK, 2 * LANES, ROWS)
+        total = _add_product(emit, weight, _matrix(emit, parts, i, size), BLOCK, 2 * LANES, below=old)
         _keep(emit, total, out, io, size)
 
     return spread

@@ -12,11 +12,14 @@ sequences, 5 seeds; the last step, evaluated on 256 sequences.
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 
 from shippo_ssm.experiments.paper import paper_tables
 from shippo_ssm.experiments.projection.model import Projection, ProjectionConfig
-from shippo_ssm.lab.experiment import Column, Experiment, Highlight, Result, RowResult, Session, Verdict
+from shippo_ssm.lab.experiment import Column, Experiment, FinishedRow, Highlight, Result, RowResult, Session, Verdict, by_row
 from shippo_ssm.lab.stacked import train_stack
+
+SMOKE = ProjectionConfig(steps=20, num_seeds=2, batch=8, eval_batches=2, eval_every=10, length=32)
 
 
 def rows(base: ProjectionConfig | None = None) -> tuple[ProjectionConfig, ...]:
@@ -29,26 +32,18 @@ def rows(base: ProjectionConfig | None = None) -> tuple[ProjectionConfig, ...]:
     )
 
 
-def smoke() -> tuple[ProjectionConfig, ...]:
-    """The same rows in seconds: short sequences, few steps."""
-    return rows(ProjectionConfig(steps=20, num_seeds=2, batch=8, eval_batches=2, eval_every=10, length=32))
-
-
 def train(config: ProjectionConfig, seeds: tuple[int, ...], session: Session) -> RowResult:
     """Train one row for all its seeds."""
     return train_stack(Projection(config, seeds), config, seeds, session)
 
 
-def judge(result: Result) -> dict[str, Verdict]:
+@by_row
+def judge(row: FinishedRow, result: Result) -> Verdict | None:
     """Both transported rows below no-right, as in the paper."""
     blind = result.rows.get("no-right")
-    verdicts = {}
-    for name, row in result.rows.items():
-        if name == "no-right":
-            verdicts[name] = Verdict(3e-4 < row.mean("nmse") < 3e-3, "stays near the error of ignoring the transport (1.2e-3)")
-        elif blind is not None:
-            verdicts[name] = Verdict(row.mean("nmse") < blind.mean("nmse"), "below no-right")
-    return verdicts
+    if row.name == "no-right":
+        return Verdict(3e-4 < row.mean("nmse") < 3e-3, "stays near the error of ignoring the transport (1.2e-3)")
+    return None if blind is None else Verdict(row.mean("nmse") < blind.mean("nmse"), "below no-right")
 
 
 EXPERIMENT = Experiment(
@@ -58,7 +53,7 @@ EXPERIMENT = Experiment(
     protocol="d = N = K = 16, length 256, fixed left operator; AdamW 3e-4, 20,000 steps of 32 sequences, 5 seeds, last step",
     tables=paper_tables("projection"),
     wall_time="30 minutes on two cores",
-    presets={"full": rows, "smoke": smoke},
+    presets={"full": rows, "smoke": partial(rows, SMOKE)},
     train=train,
     columns=(
         Column(key="nmse", label="Eval NMSE"),

@@ -28,16 +28,19 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from functools import partial
 
 import torch
 
 from shippo_ssm.experiments.mqar.recall import flatten_scores, query_loss, scores_of_lengths, train_recall
 from shippo_ssm.experiments.rotation.figure import rotation_figure
 from shippo_ssm.experiments.rotation.memory import RotationConfig, RotationModel
-from shippo_ssm.lab.experiment import Column, Experiment, Highlight, Result, RowResult, Session, Verdict
+from shippo_ssm.lab.experiment import Column, Experiment, FinishedRow, Highlight, Result, RowResult, Session, Verdict, by_row
 from shippo_ssm.lab.training import measure
 from shippo_ssm.layers import identity_right
 from shippo_ssm.tasks.mqar import TransportMQAR
+
+SMOKE = RotationConfig(steps=20, num_seeds=2, batch=8, eval_every=10, curve_examples=8, eval_examples=8, eval_lengths=(24, 48))
 
 
 def rows(base: RotationConfig | None = None) -> tuple[RotationConfig, ...]:
@@ -47,13 +50,6 @@ def rows(base: RotationConfig | None = None) -> tuple[RotationConfig, ...]:
         replace(base, name="split", label="Split flow", right="split"),
         replace(base, name="dense", label="Dense exponential", right="dense"),
         replace(base, name="none", label="No right action", right="none"),
-    )
-
-
-def smoke() -> tuple[RotationConfig, ...]:
-    """The same rows in seconds."""
-    return rows(
-        RotationConfig(steps=20, num_seeds=2, batch=8, eval_every=10, curve_examples=8, eval_examples=8, eval_lengths=(24, 48))
     )
 
 
@@ -92,21 +88,18 @@ def train(config: RotationConfig, seeds: tuple[int, ...], session: Session) -> R
     return result
 
 
-def judge(result: Result) -> dict[str, Verdict]:
+@by_row
+def judge(row: FinishedRow, result: Result) -> Verdict:
     """Solved with a right action, not without, and not after R -> I."""
-    verdicts = {}
-    for name, row in result.rows.items():
-        length = row.config["curriculum"][-1][1]
-        exact = min(row.metrics[f"exact_{length}"])
-        known = row.mean(f"untouched_exact_{length}")
-        if name == "none":
-            text = f"exact at most the untouched-coordinates predictor + 0.1 at length {length}"
-            verdicts[name] = Verdict(row.mean(f"exact_{length}") <= known + 0.1, text)
-        else:
-            back = row.mean(f"identity_exact_{length}")
-            text = f"exact >= 0.99 at length {length} for every seed, R -> I back to the untouched-coordinates predictor + 0.1"
-            verdicts[name] = Verdict(exact >= 0.99 and back <= known + 0.1, text)
-    return verdicts
+    length = row.config["curriculum"][-1][1]
+    exact = min(row.metrics[f"exact_{length}"])
+    known = row.mean(f"untouched_exact_{length}")
+    if row.name == "none":
+        text = f"exact at most the untouched-coordinates predictor + 0.1 at length {length}"
+        return Verdict(row.mean(f"exact_{length}") <= known + 0.1, text)
+    back = row.mean(f"identity_exact_{length}")
+    text = f"exact >= 0.99 at length {length} for every seed, R -> I back to the untouched-coordinates predictor + 0.1"
+    return Verdict(exact >= 0.99 and back <= known + 0.1, text)
 
 
 EXPERIMENT = Experiment(
@@ -116,7 +109,7 @@ EXPERIMENT = Experiment(
     protocol="one layer, G 32, N 32, P 4; 2,000 steps, 8/12/24 events with 1/2/3 keys, 3 seeds; 640 examples per length",
     tables=(),
     wall_time="11 minutes",
-    presets={"full": rows, "smoke": smoke},
+    presets={"full": rows, "smoke": partial(rows, SMOKE)},
     train=train,
     columns=(
         *(Column(key=f"exact_{n}", label=f"Exact {n}", better="higher", format=".3f") for n in (24, 48, 96, 192, 384, 768)),

@@ -6,7 +6,6 @@ Reads result files as the tables do; draws figures with the experiments' own fun
 from __future__ import annotations
 
 import base64
-import itertools
 import re
 import tempfile
 from collections.abc import Callable, Iterable
@@ -16,7 +15,7 @@ from pathlib import Path
 from shippo_ssm.lab import pictures
 from shippo_ssm.lab.experiment import Experiment, Result
 from shippo_ssm.lab.report.html import missing, table, text, verdict
-from shippo_ssm.lab.tables import Line, facts, heading, lines
+from shippo_ssm.lab.tables import facts, heading, lines
 
 
 def section(experiments: Iterable[Experiment]) -> str:
@@ -41,24 +40,15 @@ def _experiment(experiment: Experiment) -> str:
 def _table(experiment: Experiment, result: Result) -> str:
     """One row per model: our number over the paper's in each cell, the verdict last."""
     rows = []
-    for ours, theirs in _pairs(lines(experiment, result)):
-        cells = [text(cell) for cell in ours.cells]
-        for place, cell in enumerate(() if theirs is None else theirs.cells):
+    for line in lines(experiment, result):
+        if line.source == "ours":
+            rows.append([text(line.label), *map(text, line.cells), "" if line.verdict is None else verdict(*line.verdict)])
+            continue
+        for place, cell in enumerate(line.cells, start=1):
             if cell != "–":
-                cells[place] += f'<span class="paper">paper {text(cell)}</span>'
-        rows.append([text(ours.label), *cells, "" if ours.verdict is None else verdict(*ours.verdict)])
+                rows[-1][place] += f'<span class="paper">paper {text(cell)}</span>'
     head = ["Model", *(text(heading(column)) for column in experiment.columns), "Verdict"]
     return table(f"{experiment.title}: our numbers and the paper's", head, rows)
-
-
-def _pairs(found: list[Line]) -> list[tuple[Line, Line | None]]:
-    """Lines come as ours, or as ours and then the paper's."""
-    following = itertools.chain(found[1:], [None])
-    return [
-        (line, later if later is not None and later.source == "paper" else None)
-        for line, later in zip(found, following)
-        if line.source == "ours"
-    ]
 
 
 def overview() -> str:

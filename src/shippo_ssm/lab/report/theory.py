@@ -5,8 +5,6 @@ Rows come from a file that `shippo verify --out` wrote, or from running the chec
 
 from __future__ import annotations
 
-import dataclasses
-import math
 import re
 from pathlib import Path
 from typing import Any
@@ -21,8 +19,7 @@ def rows(checks: Path | None) -> list[dict[str, Any]]:
         return read_json(checks)["rows"]
     from shippo_ssm.theory import CHECKS, run_check
 
-    found = [run_check(name, check) for name, check in CHECKS.items()]
-    return [dataclasses.asdict(row) | {"holds": row.holds} for row in found]
+    return [run_check(name, check).record for name, check in CHECKS.items()]
 
 
 def section(checks: Path | None) -> str:
@@ -53,7 +50,7 @@ def _count(found: list[dict[str, Any]]) -> str:
 def _fold(name: str, found: list[dict[str, Any]]) -> str:
     body = []
     for row in found:
-        residual = "none" if row["residual"] is None or math.isnan(row["residual"]) else f"{row['residual']:.1e}"
+        residual = "none" if row["residual"] is None else f"{row['residual']:.1e}"
         statement = f"{text(row['statement'])}<br><small>{text(row['place'])}</small>"
         bound = f'<span class="bound">{"≤" if row["sense"] == "<=" else "≥"}&nbsp;{row["bound"]:.0e}</span>'
         body.append([statement, text(row["measured"]), residual, bound, verdict(row["holds"], "")])
