@@ -50,7 +50,7 @@ def test_a_row_is_resumed_to_the_same_numbers(tmp_path):
 def test_rows_change_what_they_say():
     found = {row.name: row for row in start.rows()}
     assert found["new"].layer == {}
-    assert found["no-read-norm"].layer == {"read_norm": False}
+    assert found["read-norm"].layer == {"read_norm": True}
     assert found["previous"].layer["conv_init"] == "random"
     assert found["words"].budget == {"words": 4500}
     assert len(found) == 20

@@ -25,7 +25,7 @@ from shippo_ssm.layers import (
 RIGHTS = ("orthogonal", "dissipative", "split", "dense", "none")
 VARIANTS = [
     {},
-    {"write_rank": 2, "controller_conv": 3, "learnable_initial_state": False, "read_norm": False},
+    {"write_rank": 2, "controller_conv": 3, "learnable_initial_state": False, "read_norm": True},
 ]
 
 
@@ -204,7 +204,7 @@ def test_the_previous_start():
 @pytest.mark.parametrize("scale", [1e-3, 1.0, 1e3])
 def test_what_is_read_has_one_scale(scale):
     """Whatever the memory holds, what is read out of it enters the gate with unit spread."""
-    layer = Shippo(32, d_state=8)
+    layer = Shippo(32, d_state=8, read_norm=True)
     seen = []
     assert layer.read_norm is not None
     assert layer.initial_memory is not None
@@ -228,10 +228,10 @@ def test_a_learnable_start_is_read_from_the_first_token():
 
 
 def test_sensitive_parameters_stay_float32_and_take_no_decay():
-    layer = Shippo(16, d_state=8, learnable_initial_state=True)
+    layer = Shippo(16, d_state=8, read_norm=True)
     names = {"drift_log", "skip", "initial_memory", "read_norm.weight", "controller.scalar_bias", "controller.right_bias"}
     before = layer.drift_log.detach().clone()
-    for cast in (layer.bfloat16(), Shippo(16, d_state=8, learnable_initial_state=True, dtype=torch.bfloat16)):
+    for cast in (layer.bfloat16(), Shippo(16, d_state=8, read_norm=True, dtype=torch.bfloat16)):
         kept = {name for name, parameter in cast.named_parameters() if parameter.dtype == torch.float32}
         assert kept == names
         assert {name for name, parameter in cast.named_parameters() if getattr(parameter, "_no_weight_decay", False)} == names

@@ -57,7 +57,7 @@ VARIANTS = [
     {"right": "split"},
     {"right": "dense"},
     {"right": "none"},
-    {"controller_conv": 3, "write_rank": 2, "learnable_initial_state": False, "read_norm": False},
+    {"controller_conv": 3, "write_rank": 2, "learnable_initial_state": False, "read_norm": True},
 ]
 
 
@@ -133,7 +133,7 @@ def test_a_configuration_of_the_first_version_keeps_its_start():
 
 
 def test_half_precision_keeps_the_sensitive_parameters(tmp_path):
-    model = ShippoForCausalLM(make_model().config).eval()
+    model = ShippoForCausalLM(make_model(read_norm=True).config).eval()
     ids, mask = batch()
     expected = model(ids, attention_mask=mask).logits[mask.bool()]
     model.save_pretrained(tmp_path)

@@ -4,7 +4,7 @@ Data path: u [B, T, d_model] is projected to a branch of D = expand d_model chan
 [B, T, D]. The branch passes a short causal convolution and a SiLU; its channels, cut into G groups of width P, are the values
 [B, T, G, P] that are written. The controller reads the branch and emits write, read, step, mix and right coordinates per
 group; the family makes right actions R [B, T, G, P, P] of coordinates and steps; the two-point cell moves the memory
-[B, G, N, P] and is read out. What is read is normalised, a skip adds the value, the gate multiplies, and an out-projection
+[B, G, N, P] and is read out (through a norm, if asked for). A skip adds the value, the gate multiplies, and an out-projection
 returns to [B, T, d_model].
 
 The state between calls is a `ShippoState` of fixed size. Padding is the identity map; packed sequences do not see each other.
@@ -37,7 +37,7 @@ READ_EPS = 1e-10
 
 
 class Shippo(Mixer[ShippoState]):
-    """y = W_out (silu(z) (norm(read^T H) + skip value)), H_t = L_t (H_{t-1} + beta_t U_{t-1}) R_t + gamma_t U_t: one layer.
+    """y = W_out (silu(z) (read^T H + skip value)), H_t = L_t (H_{t-1} + beta_t U_{t-1}) R_t + gamma_t U_t: one SHiPPO layer.
 
     Args:
         d_model: width of input and output.
