@@ -84,8 +84,8 @@ class ShippoSpec:
     read_init: str = "write"
     """How the read projection starts: as the "write" projection, so that a key finds what it wrote, or "random"."""
     read_norm: bool = False
-    """Whether what is read is RMS-normalised over D, before skip and gate: it then has a scale whatever the memory holds. Beside
-    a learnable first memory it hides small changes of the memory, so that a layer may fail to learn to count."""
+    """Whether what is read is RMS-normalised over D, before skip and gate: it then has a scale whatever the memory holds.
+    Beside a learnable first memory it hides small changes of the memory, so that a layer may fail to learn to count."""
     out_init: str = "transpose"
     """How the out-projection starts: as the scaled "transpose" of the value part of the in-projection, or "random"."""
     right_std: float = 0.02
