@@ -50,10 +50,10 @@ def test_a_row_is_resumed_to_the_same_numbers(tmp_path):
 def test_rows_change_what_they_say():
     found = {row.name: row for row in start.rows()}
     assert found["new"].layer == {}
-    assert found["read-norm"].layer == {"read_norm": True}
+    assert found["no-read-norm"].layer == {"read_norm": False}
     assert found["previous"].layer["conv_init"] == "random"
     assert found["words"].budget == {"words": 4500}
-    assert len(found) == 20
+    assert len(found) == 21
     assert {row.name for row in start.smoke()} == set(found) - {"words", "turns"}
 
 

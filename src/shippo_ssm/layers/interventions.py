@@ -112,7 +112,7 @@ def weight_decay_groups(model: nn.Module, weight_decay: float) -> list[dict[str,
         >>> from shippo_ssm.layers import Shippo, weight_decay_groups
         >>> groups = weight_decay_groups(Shippo(16, d_state=8), 0.01)
         >>> len(groups[1]["params"])
-        4
+        6
     """
     kept = {id(p) for module in model.modules() if isinstance(module, Shippo) for p in module.sensitive_parameters()}
     kept |= {id(p) for p in model.parameters() if getattr(p, "_no_weight_decay", False)}

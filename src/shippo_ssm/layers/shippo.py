@@ -108,7 +108,7 @@ class Shippo(Mixer[ShippoState]):
             if self.read_norm is not None:
                 self.read_norm.reset_parameters()
             if self.initial_memory is not None:
-                self.initial_memory.normal_(std=spec.d_state**-0.5)
+                self.initial_memory.normal_(std=spec.initial_state_std * spec.d_state**-0.5)
             if spec.in_init == "identity":
                 eye = torch.eye(self.d_model, dtype=into.dtype, device=into.device)
                 into[: self.d_inner] = eye.repeat(-(-self.d_inner // self.d_model), 1)[: self.d_inner]

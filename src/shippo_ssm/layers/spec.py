@@ -3,7 +3,7 @@
 How a layer starts decides whether it learns. A right action's angle is step x coordinate and a source's weight is step x mix,
 so time is counted in tokens: steps start at one, and the drift forgets between one token and `memory_length` tokens. The
 convolution starts as the identity of the present token, values pass in and out unchanged in direction (`in_init`, `out_init`),
-a key reads where it wrote, and the right action starts at, or close to, the identity. `PAPER_START` is the start of a
+a key reads where it wrote, what is read is normalised, and the right action starts close to the identity. `PAPER_START` is the start of a
 Mamba-style layer, as the first version of this library had it.
 """
 
@@ -19,12 +19,14 @@ PAPER_START: dict[str, Any] = {
     "right": "split",
     "bounded": False,
     "learnable_initial_state": False,
+    "initial_state_std": 1.0,
     "drift_init": "s4d-real",
     "dt_min": 0.001,
     "dt_max": 0.1,
     "in_init": "random",
     "conv_init": "random",
     "read_init": "random",
+    "read_norm": False,
     "out_init": "random",
 }
 # What the words of a start may be.
@@ -68,6 +70,8 @@ class ShippoSpec:
     learnable_initial_state: bool = True
     """Whether the memory starts from a learnable H_0 [G, N, P] instead of zeros: an anchor, from which the product of all
     right actions so far can be read."""
+    initial_state_std: float = 0.3
+    """Spread of H_0 at the start, in units of 1 / sqrt(N): enough to read products from, little beside what is written."""
     drift_init: str = "geometric"
     """Where the drift starts: "geometric" (from 1 / memory_length to 1), "s4d-real" (-1, -2, .. -N) or "legs" (-1/2)."""
     memory_length: float = 4096.0
@@ -83,9 +87,8 @@ class ShippoSpec:
     """How the short convolution starts: "identity" of the present token, or "random", which smears neighbours into it."""
     read_init: str = "write"
     """How the read projection starts: as the "write" projection, so that a key finds what it wrote, or "random"."""
-    read_norm: bool = False
-    """Whether what is read is RMS-normalised over D, before skip and gate: it then has a scale whatever the memory holds.
-    Beside a learnable first memory it hides small changes of the memory, so that a layer may fail to learn to count."""
+    read_norm: bool = True
+    """Whether what is read is RMS-normalised over D, before skip and gate: it then has a scale whatever the memory holds."""
     out_init: str = "transpose"
     """How the out-projection starts: as the scaled "transpose" of the value part of the in-projection, or "random"."""
     right_std: float = 0.02

@@ -107,9 +107,7 @@ class RotationMemory(Mixer[Tensor]):
     def check(self, u: Tensor, attention_mask: Tensor | None = None, cu_seqlens: Tensor | None = None) -> Segment:
         """Tokens are numbers, not vectors; whether there is a mask is all that `forward` asks."""
         if u.ndim != 3 or u.shape[-1] != self.d_model or u.is_floating_point():
-            raise ValueError(
-                f"RotationMemory: `u` is {u.dtype} {tuple(u.shape)}; expected integer tokens [B, T, {self.d_model}]"
-            )
+            raise ValueError(f"RotationMemory: `u` is {u.dtype} {tuple(u.shape)}; expected integers [B, T, {self.d_model}]")
         return Segment(attention_mask, cu_seqlens)
 
     def run(self, u: Tensor, state: Tensor | None, segment: Segment) -> tuple[Tensor, Tensor]:
