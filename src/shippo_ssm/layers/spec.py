@@ -2,9 +2,9 @@
 
 How a layer starts decides whether it learns. A right action's angle is step x coordinate and a source's weight is step x mix,
 so time is counted in tokens: steps start at one, and the drift forgets between one token and `memory_length` tokens. The
-convolution starts as the identity of the present token, values pass in and out unchanged in direction (`in_init`, `out_init`),
-a key reads where it wrote, what is read is normalised, and the right action starts close to the identity. `PAPER_START` is the start of a
-Mamba-style layer, as the first version of this library had it.
+convolution starts as the identity of the present token, values pass in and out unchanged in direction (`in_init`,
+`out_init`), a key reads where it wrote, what is read is normalised, and the right action starts close to the identity.
+`PAPER_START` is the start of a Mamba-style layer, as the first version of this library had it.
 """
 
 from __future__ import annotations
