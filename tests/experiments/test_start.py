@@ -60,9 +60,9 @@ def test_rows_change_what_they_say():
 def test_stages_and_rate():
     assert [stage(WORD_STAGES, step, 100) for step in (0, 20, 40, 99)] == [(2, 3), (2, 6), (2, 16), (8, 16)]
     assert stage(TURN_STAGES, 99, 100) == (24, 3)
-    assert rate(0, 1000) == pytest.approx(1 / 50)
-    assert rate(200, 1000) == 1.0
-    assert rate(999, 1000) == pytest.approx(0.0, abs=1e-5)
+    assert rate(0, 1000, 0.3) == pytest.approx(1 / 50)
+    assert rate(200, 1000, 0.3) == 1.0
+    assert rate(999, 1000, 0.3) == pytest.approx(0.0, abs=1e-5)
 
 
 def test_verdicts_can_fail():

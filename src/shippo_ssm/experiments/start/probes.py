@@ -27,8 +27,6 @@ from shippo_ssm.tasks.streams import NO_TARGET
 from shippo_ssm.tasks.text import TextTask
 from shippo_ssm.tasks.words import WordTask
 
-# Fraction of the steps at the full rate, before the cosine.
-HOLD = 0.3
 WARM_UP = 50
 # Keys of the quarter turns.
 NUM_KEYS = 256
@@ -49,11 +47,13 @@ class Trainee(NamedTuple):
     loss_at: Callable[[int], tuple[Tensor, int]]
     """step -> (what is minimised, tokens in it)."""
     score: Callable[[], dict[str, float]]
+    hold: float = 0.3
+    """Fraction of the steps at the full rate, before the cosine."""
 
 
-def rate(step: int, steps: int) -> float:
-    """Warm-up, one until `HOLD` of the steps, then a cosine to zero."""
-    late = max(0.0, ((step + 1) / steps - HOLD) / (1 - HOLD))
+def rate(step: int, steps: int, hold: float) -> float:
+    """Warm-up, one until the fraction `hold` of the steps, then a cosine to zero."""
+    late = max(0.0, ((step + 1) / steps - hold) / (1 - hold))
     return min(1.0, (step + 1) / min(WARM_UP, max(1, steps // 10))) * 0.5 * (1 + math.cos(math.pi * late))
 
 
@@ -160,7 +160,7 @@ def turns(layer: dict[str, Any], seed: int, steps: int, lengths: tuple[int, ...]
             found |= {f"turns_{n}": scores.exact, f"turns_coordinate_{n}": scores.coordinate}
         return found
 
-    return Trainee(model, loss_at, score)
+    return Trainee(model, loss_at, score, hold=0.5)
 
 
 PROBES: dict[str, Callable[[dict[str, Any], int, int, tuple[int, ...]], Trainee]] = {
