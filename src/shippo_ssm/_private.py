@@ -20,6 +20,13 @@ def is_transformed(tensor: Tensor) -> bool:
     return not torch.compiler.is_compiling() and wrapped(tensor)
 
 
+def tree_leaves(tree: Any) -> list[Any]:
+    """The leaves of nested tuples, lists and mappings, as modules take and give them; torch keeps its own walk to itself."""
+    from torch.utils import _pytree
+
+    return _pytree.tree_leaves(tree)
+
+
 @contextlib.contextmanager
 def slp_vectorizer() -> Iterator[None]:
     """Numba with LLVM's SLP vectoriser, for as long as we hold Numba's global compiler lock.

@@ -11,8 +11,8 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_leaves
 
+from shippo_ssm._private import tree_leaves
 from shippo_ssm.layers.controller import Controller
 from shippo_ssm.layers.mixer import Mixer
 from shippo_ssm.layers.shippo import Shippo
