@@ -158,7 +158,7 @@ def _column(key: str, label: str, better: Any = "higher", form: str = ".3f") -> 
 EXPERIMENT = Experiment(
     name="start",
     title="How the layer starts",
-    claim="The layer as it comes learns to multiply in A5 and to recall through quarter turns; other rows take its start apart.",
+    claim="The layer as it comes learns to multiply in A5 and to recall through turns; other rows take its start apart.",
     protocol="four probes, AdamW 3e-3, 3 seeds; 19 starts for 100 to 500 steps; words for 4,500 and turns for 3,000 to the end",
     tables=(),
     wall_time="12 minutes on two cores for `--row words --row turns`; the whole not measured yet",
