@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 BENCH_STAMP := $(VENV)/.bench-installed
 
-.PHONY: setup demo test lint types bench docs clean
+.PHONY: setup demo test works-with lint types bench docs clean
 
 setup: $(STAMP)
 
@@ -31,6 +31,11 @@ types: setup
 # Two workers on two cores; --dist=loadfile keeps the tests of one file together, so that a kernel is compiled once.
 test: lint types
 	$(BIN)/python -m pytest -n 2 --dist=loadfile
+
+# The tests of docs/works-with.md, and the page made of their outcome.
+works-with: setup
+	$(BIN)/python -m pytest -n 2 --dist=loadfile -m works_with --works-with results/works-with.json
+	$(BIN)/python docs/generate.py
 
 bench: $(BENCH_STAMP)
 	$(BIN)/shippo bench

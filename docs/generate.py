@@ -1,8 +1,9 @@
-"""Write the generated pages again: results and pictures from `results/`, the architecture from the code."""
+"""Write the generated pages again: results and pictures from `results/`, the architecture from the code, and so on."""
 
 from pathlib import Path
 
 import architecture
+import works_with
 
 from shippo_ssm.experiments import all_experiments
 from shippo_ssm.lab.pages import Pages
@@ -11,3 +12,4 @@ if __name__ == "__main__":
     root = Path(__file__).resolve().parents[1]
     Pages(root, all_experiments()).write()
     architecture.write(root)
+    works_with.write(root)

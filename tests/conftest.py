@@ -1,8 +1,15 @@
-"""Settings that every test shares: one thread per worker, a fixed seed, a quiet hypothesis profile."""
+"""Settings that every test shares: one thread per worker, a fixed seed, a quiet hypothesis profile; and the file of routes."""
+
+import json
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
 
 import hypothesis
 import pytest
 import torch
+
+from docs import works_with
 
 hypothesis.settings.register_profile("shippo", deadline=None, derandomize=True, database=None)
 hypothesis.settings.load_profile("shippo")
@@ -12,3 +19,48 @@ hypothesis.settings.load_profile("shippo")
 def _one_thread_and_seed():
     torch.set_num_threads(1)
     torch.manual_seed(0)
+
+
+def pytest_addoption(parser):
+    parser.addoption("--works-with", metavar="PATH", help="write the outcome of the tests marked `works_with` to this file")
+
+
+def pytest_configure(config):
+    # Workers send their reports to the process that started them; only that one writes.
+    if config.getoption("--works-with") and not hasattr(config, "workerinput"):
+        config.pluginmanager.register(Routes(Path(config.getoption("--works-with"))))
+
+
+def pytest_collection_modifyitems(items):
+    for item in items:
+        if mark := item.get_closest_marker("works_with"):
+            item.user_properties.append(("works_with", mark.args[0]))
+
+
+class Routes:
+    """Collects the outcome of marked tests. Tests that did not run keep what the file said; those that lost their mark go."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.result: dict[str, dict[str, Any]] = {}
+
+    def pytest_runtest_logreport(self, report):
+        route = dict(report.user_properties).get("works_with")
+        if route is None or (report.when != "call" and report.passed):
+            return
+        file, *names = report.nodeid.split("::")
+        test = f"{file}::{names[0].partition('[')[0]}"
+        empty = {"route": route, "versions": {}, "passed": 0, "failed": {}, "skipped": {}}
+        outcome = self.result.setdefault(test, empty)
+        outcome["versions"] = {name: version(name).partition("+")[0] for name in works_with.ROUTES[route]}
+        if report.passed:
+            outcome["passed"] += 1
+        else:
+            reason = report.longrepr[2].removeprefix("Skipped: ") if report.skipped else "see the run"
+            outcome[report.outcome][names[-1]] = " ".join(reason.split())
+
+    def pytest_sessionfinish(self):
+        root = Path(__file__).parents[1]
+        before = json.loads(self.path.read_text(encoding="utf-8")) if self.path.exists() else {}
+        result = {test: outcome for test, outcome in (before | self.result).items() if test in works_with.marked(root)}
+        self.path.write_text(json.dumps(dict(sorted(result.items())), indent=1) + "\n", encoding="utf-8")

@@ -187,6 +187,7 @@ def test_bad_configurations():
         model()
 
 
+@pytest.mark.works_with("PEFT")
 def test_lora_changes_the_output_and_trains():
     peft = pytest.importorskip("peft")
     model = make_model()

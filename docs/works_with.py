@@ -1,0 +1,83 @@
+"""The page "Works with", made from the outcome of the tests: what was tested, on which version, and what was left out.
+
+A test says which route of the ecosystem it walks: `@pytest.mark.works_with("PEFT")`, on a function or a class. The route stands
+in `ROUTES`. `make works-with` runs the marked tests and writes their outcome to `results/works-with.json` (a plugin in
+`tests/conftest.py`), and makes the page of it. `tests/test_works_with.py` holds marks, file and page against each other.
+"""
+
+from __future__ import annotations
+
+import ast
+import json
+from pathlib import Path
+from typing import Any
+
+PAGE, RESULT = "docs/works-with.md", "results/works-with.json"
+# Route -> the packages whose versions matter to it, in the order of the page. A route enters with its first test.
+ROUTES: dict[str, tuple[str, ...]] = {
+    "PEFT": ("peft", "transformers"),
+}
+HEAD = """# Works with
+
+Each route below is walked by tests of this repository. The page is made from the outcome of a run: `make works-with` runs the
+tests that are marked with a route, writes `results/works-with.json`, and makes this page of it.
+
+| route | versions | outcome | what the tests hold it to |
+|---|---|---|---|
+"""
+SKIPS = """
+## Left out
+
+Cases of the tests above that were not run, with their reasons.
+
+| route | case | reason |
+|---|---|---|
+"""
+
+
+def marked(root: Path) -> dict[str, str]:
+    """Test -> route, as the marks in the test files say; a test is `file::function` or `file::Class`."""
+    found = {}
+    for path in sorted((root / "tests").rglob("test_*.py")):
+        for node in ast.parse(path.read_text(encoding="utf-8")).body:
+            if not isinstance(node, (ast.FunctionDef, ast.ClassDef)):
+                continue
+            for mark in node.decorator_list:
+                if isinstance(mark, ast.Call) and ast.unparse(mark.func) == "pytest.mark.works_with":
+                    found[f"{path.relative_to(root).as_posix()}::{node.name}"] = ast.literal_eval(mark.args[0])
+    return found
+
+
+def read(root: Path) -> dict[str, dict[str, Any]]:
+    """Test -> its outcome: `route`, `versions`, how many cases `passed`, the `failed` and the `skipped` ones with reasons."""
+    path = root / RESULT
+    return json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+
+
+def words(test: str) -> str:
+    """The name of a test as a sentence."""
+    name = test.split("::")[1].removeprefix("test_").removeprefix("Test")
+    return name.replace("_", " ")
+
+
+def page(root: Path) -> str:
+    """docs/works-with.md."""
+    result, table, skips = read(root), "", ""
+    for route in ROUTES:
+        tests = {test: outcome for test, outcome in sorted(result.items()) if outcome["route"] == route}
+        if not tests:
+            continue
+        versions = sorted({f"{name} {version}" for outcome in tests.values() for name, version in outcome["versions"].items()})
+        counts = {kind: sum(len(outcome[kind]) for outcome in tests.values()) for kind in ("failed", "skipped")}
+        shown = [f"{sum(outcome['passed'] for outcome in tests.values())} passed"]
+        shown += [f"{count} {'FAILED' if kind == 'failed' else 'left out'}" for kind, count in counts.items() if count]
+        table += f"| {route} | {', '.join(versions)} | {', '.join(shown)} | {'; '.join(map(words, tests))} |\n"
+        for outcome in tests.values():
+            for kind in ("failed", "skipped"):
+                skips += "".join(f"| {route} | `{case}` | {why} |\n" for case, why in sorted(outcome[kind].items()))
+    return HEAD + table + (SKIPS + skips if skips else "")
+
+
+def write(root: Path) -> None:
+    """The page, in the checkout `root`."""
+    (root / PAGE).write_text(page(root), encoding="utf-8")
