@@ -16,6 +16,7 @@ seeds, and `Experiment.result` reads what it wrote.
 from __future__ import annotations
 
 import functools
+import math
 import statistics
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, fields
@@ -170,6 +171,9 @@ class FinishedRow(NamedTuple):
     def std(self, key: str) -> float:
         """Sample standard deviation over seeds; 0 for a single seed."""
         values = self.metrics[key]
+        # `statistics.stdev` refuses what is not finite; a diverged run must still be printed.
+        if not all(map(math.isfinite, values)):
+            return math.nan
         return statistics.stdev(values) if len(values) > 1 else 0.0
 
 

@@ -143,7 +143,8 @@ def assemble(
     """Join the finished units into rows and write `result.json`; a row with an unfinished unit is left out."""
     finished = []
     for config in rows:
-        files = [folder / "units" / f"{unit.name}.json" for unit in units if unit.config.name == config.name]
+        own = [unit for unit in units if unit.config.name == config.name]
+        files = [folder / "units" / f"{unit.name}.json" for unit in own]
         if not all(file.exists() for file in files):
             continue
         parts = [read_json(file) for file in files]
@@ -152,8 +153,12 @@ def assemble(
             for name, values in part["metrics"].items():
                 joined.metrics[name] = joined.metrics[name] + values
             for name, evaluations in part["curves"].items():
-                if name != "step":
+                # A seed that diverged has fewer evaluations than the others, or none; the curve is what all have.
+                if name != "step" and name in joined.curves:
                     joined.curves[name] = [a + b for a, b in zip(joined.curves[name], evaluations)]
+        ended = [(unit, part["notes"].get("diverged_at")) for unit, part in zip(own, parts)]
+        if any(place for _, place in ended):
+            joined.notes["diverged_at"] = "; ".join(f"seed {unit.seeds[0]}: {place}" for unit, place in ended if place)
         seconds = sum(part["seconds"] for part in parts)
         row = {"name": config.name, "label": config.label, "config": as_json(config), "seeds": list(config.seeds)}
         finished.append({**row, "seconds": seconds, **dataclasses.asdict(joined)})

@@ -45,7 +45,8 @@ def lines(experiment: Experiment, result: Result) -> list[Line]:
     for name, row in result.rows.items():
         paper = paper_row(experiment.tables, name)
         ours = tuple(our_number(row, column) for column in experiment.columns)
-        found.append(Line(row.label, "ours", ours, verdicts.get(name)))
+        label = f"{row.label} (diverged: {row.notes['diverged_at']})" if "diverged_at" in row.notes else row.label
+        found.append(Line(label, "ours", ours, verdicts.get(name)))
         if paper:
             found.append(Line("", "paper", tuple(number(paper.get(c.key), c.format) for c in experiment.columns), None))
     return found

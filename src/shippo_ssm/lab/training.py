@@ -3,7 +3,8 @@
 Data path of `fit`: `loss_at(step)` gives the loss of a step, a function of the step alone; `evaluate()` the numbers of a
 learning curve; `scores` what is measured at the end, part by part. One checkpoint holds everything that a run needs to
 continue: parameters, AdamW moments, the step, the curves, and the scores that are there already. A run that was killed repeats
-the steps since its last checkpoint and ends with the same numbers.
+the steps since its last checkpoint and ends with the same numbers. A loss or a gradient that is not finite ends the training of
+a run, not the run: the parameters stay as they were before that step, are scored, and `notes["diverged_at"]` names the step.
 """
 
 from __future__ import annotations
@@ -85,7 +86,7 @@ def fit(
         rate: step -> factor of the learning rate.
 
     Returns:
-        Curves, scores, and as notes the parameter count, the training speed and the time.
+        Curves, scores, and as notes the parameter count, the training speed, the time, and where training diverged, if it did.
     """
     optimiser = torch.optim.AdamW(weight_decay_groups(model, config.weight_decay), lr=config.learning_rate)
     meta: dict[str, Any] = {"step": 0, "curves": {"step": []}, "scores": {}, "seconds": 0.0, "tokens": 0, "train_seconds": 0.0}
@@ -103,13 +104,19 @@ def fit(
 
     saved = told = begun
     for step in range(meta["step"], config.steps):
+        if "diverged_at" in meta:
+            break
         started = time.monotonic()
         for group in optimiser.param_groups:
             group["lr"] = config.learning_rate * rate(step)
         loss, num_tokens = loss_at(step)
         optimiser.zero_grad()
         loss.backward()
-        nn.utils.clip_grad_norm_(model.parameters(), config.clip)
+        norm = nn.utils.clip_grad_norm_(model.parameters(), config.clip)
+        if not torch.isfinite(norm + loss.detach()):
+            meta["diverged_at"] = f"step {step}"
+            save()
+            break
         optimiser.step()
         now = time.monotonic()
         meta["step"] = step + 1
@@ -137,6 +144,8 @@ def fit(
         "tokens_per_second": meta["tokens"] / max(meta["train_seconds"], 1e-9),
         "train_seconds": earlier + time.monotonic() - begun,
     }
+    if "diverged_at" in meta:
+        notes["diverged_at"] = meta["diverged_at"]
     return Fitted(meta["curves"], meta["scores"], notes)
 
 

@@ -1,6 +1,6 @@
 """Four small problems that a start is judged by, each a model, a loss per step, and a score.
 
-    recall  plain MQAR, 64 tokens, 8 pairs of 128 keys and 128 values: two layers of width 64
+    recall  plain MQAR, 32 tokens, 4 pairs of 31 keys and 32 values: two layers of width 64
     turns   recall through quarter turns (the `rotation` library of Transport-MQAR), 24 events, 3 keys: one layer of width 128
     words   products of elements of A5, lengths up to 16 by a curriculum: one layer of width 64
     text    the next byte of Python's own documentation, 128 at a time: two layers of width 64
@@ -64,8 +64,8 @@ def stage(stages: tuple[tuple[float, int, int], ...], step: int, steps: int) -> 
 
 def recall(layer: dict[str, Any], seed: int, steps: int, lengths: tuple[int, ...]) -> Trainee:
     """Plain associative recall."""
-    task = MQAR(vocab_size=256, length=64, num_pairs=8, seed=seed)
-    model = SequenceModel(SequenceConfig(d_model=64, n_layers=2, vocab_size=256, **layer))
+    task = MQAR(vocab_size=64, length=32, num_pairs=4, seed=seed)
+    model = SequenceModel(SequenceConfig(d_model=64, n_layers=2, vocab_size=task.vocab_size, **layer))
 
     def loss_at(step: int) -> tuple[Tensor, int]:
         tokens, target = task.batch(range(32 * step, 32 * step + 32))
