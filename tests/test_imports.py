@@ -16,7 +16,7 @@ BELOW = {
     "scan": {"engine"},
     "actions": {"engine"},
     "collapse": {"scan", "actions", "layers"},
-    "layers": {"scan", "actions", "projection"},
+    "layers": {"engine", "scan", "actions", "projection"},
     "models": {"layers", "scan", "actions"},
     "theory": {"projection", "scan", "actions", "layers"},
     "lab": {"theory", "layers", "actions", "projection"},

@@ -15,7 +15,7 @@ import numpy as np
 
 from shippo_ssm.actions._trig import cosine_series, largest_angle, polynomial, sine_and_cosine, sine_series, square_root
 from shippo_ssm.actions.rotations import rotation_matrix, squared_angles
-from shippo_ssm.engine import LANES, block_reader, block_writer, simd
+from shippo_ssm.engine import LANES, LaneMap, block_reader, block_writer, simd
 
 # sqrt of this is below pi / 4, where the series of sine and cosine hold.
 SMALL = 0.6
@@ -73,6 +73,17 @@ class Tape:
 
 def build_rotation(dtype: str, width: int, sizes: tuple[int, ...], backward: bool) -> Callable[..., None]:
     """kernel(operands, start, stop) as `coordinate_op` asks for it."""
+    return _build(dtype, width, backward)[0]
+
+
+def rotation_lanes(dtype: str, width: int) -> LaneMap:
+    """The rotations of eight tokens inside another kernel."""
+    return _build(dtype, width, False)[1]
+
+
+def _build(dtype: str, width: int, backward: bool) -> tuple[Callable[..., None], LaneMap]:
+    from numba import njit
+
     lanes, element, size, count_coords = LANES, np.dtype(dtype), width * width, width * (width - 1) // 2
     limit = largest_angle(dtype)
     slopes = [k * weight for k, weight in enumerate(sine_series(dtype))][1:]
@@ -145,6 +156,21 @@ def build_rotation(dtype: str, width: int, sizes: tuple[int, ...], backward: boo
     read_coords, write_coords = block_reader(dtype, dtype, count_coords), block_writer(dtype, dtype, count_coords)
     read_matrix, write_matrix = block_reader(dtype, dtype, size), block_writer(dtype, dtype, size)
 
+    @njit(inline="always")
+    def measure(w):
+        prepare(w)
+        for place in range(num_angles * lanes):
+            x = w[angle + place]
+            if x > limit:
+                w[cosine + place], w[ratio + place] = math.cos(x), math.sin(x) / x
+                w[slope + place] = (w[cosine + place] - w[ratio + place]) / (2.0 * x * x)
+
+    @njit(inline="always")
+    def fill(w):
+        measure(w)
+        multiply_out(w)
+        return matrix
+
     def kernel(operands, start, stop):
         coords, step, right, cotangent, d_coords, d_step, faults, count = operands
         w = np.zeros(slope + num_angles * lanes, dtype=element)
@@ -159,20 +185,15 @@ def build_rotation(dtype: str, width: int, sizes: tuple[int, ...], backward: boo
                 w[step_at + lane] = step[first + lane] if lane < here else 0.0
                 if not w[step_at + lane] >= 0.0:
                     faults[0] = 1
-            prepare(w)
-            for place in range(num_angles * lanes):
-                x = w[angle + place]
-                if x > limit:
-                    w[cosine + place], w[ratio + place] = math.cos(x), math.sin(x) / x
-                    w[slope + place] = (w[cosine + place] - w[ratio + place]) / (2.0 * x * x)
             if backward:
+                measure(w)
                 read_matrix(cotangent, first, here, w, matrix)
                 pull_back(w)
                 write_coords(w, gradient, d_coords, first, here)
                 for lane in range(here):
                     d_step[first + lane] = w[step_gradient + lane]
             else:
-                multiply_out(w)
+                fill(w)
                 write_matrix(w, matrix, right, first, here)
 
-    return kernel
+    return kernel, LaneMap(dtype, slope + num_angles * lanes, value, step_at, fill)

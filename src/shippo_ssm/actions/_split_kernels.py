@@ -14,8 +14,8 @@ from typing import Any
 
 import numpy as np
 
-from shippo_ssm.actions._trig import largest_angle, polynomial, sine_and_cosine
-from shippo_ssm.engine import LANES, block_reader, block_writer, simd
+from shippo_ssm.actions._trig import largest_angle, sine_and_cosine, softplus, square_root
+from shippo_ssm.engine import LANES, LaneMap, block_reader, block_writer, simd
 
 
 def build_split(dtype: str, width: int, sizes: tuple[int, int, int], backward: bool) -> Callable[..., None]:
@@ -25,6 +25,19 @@ def build_split(dtype: str, width: int, sizes: tuple[int, int, int], backward: b
     `sizes` counts diagonals, rotations and shears. faults[0] becomes 1 where a step is negative or not a number,
     faults[1] where a coordinate is not finite.
     """
+    return _build(dtype, width, sizes, backward)[0]
+
+
+def split_lanes(dtype: str, width: int, sizes: tuple[int, int, int], bounded: bool) -> LaneMap:
+    """The split product of eight tokens inside another kernel; `bounded` divides it by the norms of its shears."""
+    return _build(dtype, width, sizes, False, bounded)[1]
+
+
+def _build(
+    dtype: str, width: int, sizes: tuple[int, int, int], backward: bool, bounded: bool = False
+) -> tuple[Callable[..., None], LaneMap]:
+    from numba import njit
+
     lanes, element, size = LANES, np.dtype(dtype), width * width
     num_diagonal, num_rotations, num_shears = sizes
     count_coords = sum(sizes)
@@ -32,8 +45,6 @@ def build_split(dtype: str, width: int, sizes: tuple[int, int, int], backward: b
     firsts = np.array([i for i, _ in pairs] or [0])
     seconds = np.array([j for _, j in pairs] or [0])
     largest_decay, limit = 0.9 * math.log(float(np.finfo(element).max)), largest_angle(dtype)
-    # log1p(t) = 2 z (1 + z^2 / 3 + z^4 / 5 + ..) with z = t / (2 + t) <= 1/3.
-    logarithm = [2.0 / (2 * k + 1) for k in range(8 if dtype == "float32" else 18)]
 
     # Vectors of the scratch: the matrix, its cotangent, and per coordinate its value, two numbers of its factor, its
     # derivative and its gradient; the step and its gradient.
@@ -46,14 +57,10 @@ def build_split(dtype: str, width: int, sizes: tuple[int, int, int], backward: b
     @simd(dtype, lanes)
     def prepare_diagonal(emit: Any, w: Any, k: Any) -> None:
         # main = exp(-step softplus(d)), other = softplus(d), slope = sigmoid(d), both 0 where the decay is cut.
-        build, zero, one = emit.builder, emit.constant(0.0), emit.constant(1.0)
+        build, zero = emit.builder, emit.constant(0.0)
         shift = emit.times(k, lanes)
         x, step = emit.load(w, emit.at(value, shift), padded=True), emit.load(w, step_at, padded=True)
-        below = build.fcmp_ordered("<", x, zero)
-        t = emit.exp2(emit.mul(build.select(below, x, build.fneg(x)), emit.constant(1.0 / math.log(2.0))))
-        z = build.fdiv(t, emit.add(t, emit.constant(2.0)))
-        plus = emit.fma(polynomial(emit, logarithm, emit.mul(z, z)), z, build.select(below, zero, x))
-        sigmoid = build.fdiv(build.select(below, t, one), emit.add(one, t))
+        plus, sigmoid = softplus(emit, x)
         decay = emit.mul(step, plus)
         cut = build.fcmp_ordered(">", decay, emit.constant(largest_decay))
         decay = build.select(cut, emit.constant(largest_decay), decay)
@@ -143,6 +150,18 @@ def build_split(dtype: str, width: int, sizes: tuple[int, int, int], backward: b
             emit.store(w, entry * lanes, vector, padded=True)
 
     @simd(dtype, lanes)
+    def shrink(emit: Any, w: Any) -> None:
+        # 1 / exp(asinh(z)) = sqrt(1 + z^2) - z for every shear, z = |coefficient| / 2; see `SplitFlow`.
+        build, total = emit.builder, emit.constant(1.0)
+        for k in range(last_shear, count_coords):
+            z = emit.mul(emit.load(w, main + k * lanes, padded=True), emit.constant(0.5))
+            z = build.select(build.fcmp_ordered("<", z, emit.constant(0.0)), build.fneg(z), z)
+            total = emit.mul(total, emit.add(square_root(emit, emit.fma(z, z, emit.constant(1.0))), z))
+        for entry in range(size):
+            place = matrix + entry * lanes
+            emit.store(w, place, build.fdiv(emit.load(w, place, padded=True), total), padded=True)
+
+    @simd(dtype, lanes)
     def undiagonal(emit: Any, w: Any, i: Any) -> None:
         # d<Y, R>/d(-step softplus) = Y_ii R_ii, and R_ii is `main` again when all other factors are off.
         shift = emit.times(i, lanes)
@@ -160,6 +179,36 @@ def build_split(dtype: str, width: int, sizes: tuple[int, int, int], backward: b
     read_matrix, write_matrix = block_reader(dtype, dtype, size), block_writer(dtype, dtype, size)
     last_shear, last_rotation = num_diagonal + num_rotations, num_diagonal
 
+    @njit(inline="always")
+    def prepare(w):
+        for k in range(num_diagonal):
+            prepare_diagonal(w, k)
+        for k in range(last_rotation, last_shear):
+            largest = 0.0
+            for lane in range(lanes):
+                largest = max(largest, abs(w[value + k * lanes + lane] * w[step_at + lane]))
+            if largest <= limit:
+                prepare_rotation(w, k)
+            else:
+                for lane in range(lanes):
+                    angle = w[value + k * lanes + lane] * w[step_at + lane]
+                    w[main + k * lanes + lane] = math.cos(angle)
+                    w[other + k * lanes + lane] = math.sin(angle)
+        for k in range(last_shear, count_coords):
+            prepare_shear(w, k)
+
+    @njit(inline="always")
+    def fill(w):
+        prepare(w)
+        start_matrix(w, 0)
+        for pair in range(num_rotations):
+            rotate(w, last_rotation + pair, firsts[pair], seconds[pair])
+        for pair in range(num_shears):
+            shear(w, last_shear + pair, firsts[pair], seconds[pair])
+        if bounded:
+            shrink(w)
+        return matrix
+
     def kernel(operands, start, stop):
         coords, step, right, cotangent, d_coords, d_step, faults, count = operands
         w = np.zeros(step_gradient + lanes, dtype=element)
@@ -176,29 +225,11 @@ def build_split(dtype: str, width: int, sizes: tuple[int, int, int], backward: b
                 w[step_at + lane] = step[first + lane] if lane < here else 0.0
                 if not w[step_at + lane] >= 0.0:
                     faults[0] = 1
-            for k in range(num_diagonal):
-                prepare_diagonal(w, k)
-            for k in range(last_rotation, last_shear):
-                largest = 0.0
-                for lane in range(lanes):
-                    largest = max(largest, abs(w[value + k * lanes + lane] * w[step_at + lane]))
-                if largest <= limit:
-                    prepare_rotation(w, k)
-                else:
-                    for lane in range(lanes):
-                        angle = w[value + k * lanes + lane] * w[step_at + lane]
-                        w[main + k * lanes + lane] = math.cos(angle)
-                        w[other + k * lanes + lane] = math.sin(angle)
-            for k in range(last_shear, count_coords):
-                prepare_shear(w, k)
             if not backward:
-                start_matrix(w, 0)
-                for pair in range(num_rotations):
-                    rotate(w, last_rotation + pair, firsts[pair], seconds[pair])
-                for pair in range(num_shears):
-                    shear(w, last_shear + pair, firsts[pair], seconds[pair])
+                fill(w)
                 write_matrix(w, matrix, right, first, here)
                 continue
+            prepare(w)
             read_matrix(right, first, here, w, matrix)
             read_matrix(cotangent, first, here, w, bar)
             w[step_gradient : step_gradient + lanes] = 0.0
@@ -212,4 +243,4 @@ def build_split(dtype: str, width: int, sizes: tuple[int, int, int], backward: b
             for lane in range(here):
                 d_step[first + lane] = w[step_gradient + lane]
 
-    return kernel
+    return kernel, LaneMap(dtype, step_gradient + lanes, value, step_at, fill)

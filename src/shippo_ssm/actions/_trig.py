@@ -1,4 +1,4 @@
-"""Sine and cosine in the lanes of SIMD vectors, written while compiling (see `engine/emitter.py`)."""
+"""Sine, cosine, root, sigmoid and softplus in the lanes of SIMD vectors, written while compiling (see `engine/emitter.py`)."""
 
 from __future__ import annotations
 
@@ -68,3 +68,23 @@ def square_root(emit: Any, x: Any) -> Any:
     name = f"llvm.sqrt.v{emit.lanes}f{32 if emit.dtype == 'float32' else 64}"
     kind = ir.FunctionType(emit.vector, [emit.vector])
     return emit.builder.call(cgutils.get_or_insert_function(emit.builder.module, kind, name), [x])
+
+
+def softplus(emit: Any, x: Any) -> tuple[Any, Any]:
+    """log(1 + exp(x)) and its derivative, the sigmoid of x.
+
+    With t = exp(-|x|) and z = t / (2 + t) <= 1/3, log1p(t) = 2 z (1 + z^2 / 3 + z^4 / 5 + ..).
+    """
+    build, zero, one = emit.builder, emit.constant(0.0), emit.constant(1.0)
+    logarithm = [2.0 / (2 * k + 1) for k in range(8 if emit.dtype == "float32" else 18)]
+    below = build.fcmp_ordered("<", x, zero)
+    t = emit.exp2(emit.mul(build.select(below, x, build.fneg(x)), emit.constant(1.0 / math.log(2.0))))
+    z = build.fdiv(t, emit.add(t, emit.constant(2.0)))
+    plus = emit.fma(polynomial(emit, logarithm, emit.mul(z, z)), z, build.select(below, zero, x))
+    return plus, build.fdiv(build.select(below, t, one), emit.add(one, t))
+
+
+def sigmoid(emit: Any, x: Any) -> Any:
+    """1 / (1 + exp(-x))."""
+    one = emit.constant(1.0)
+    return emit.builder.fdiv(one, emit.add(one, emit.exp2(emit.mul(x, emit.constant(-1.0 / math.log(2.0))))))

@@ -3,7 +3,7 @@
 builder + constants, record of operands --launch--> machine code on all threads
 """
 
-from shippo_ssm.engine.blocks import LANES, block_reader, block_writer
+from shippo_ssm.engine.blocks import LANES, LaneMap, block_reader, block_writer
 from shippo_ssm.engine.compiler import cache_directory
 from shippo_ssm.engine.emitter import Emitter, Pointer, Variable, register_lanes, simd, simd_lanes
 from shippo_ssm.engine.run import launch, parallel_for
@@ -11,6 +11,7 @@ from shippo_ssm.engine.run import launch, parallel_for
 __all__ = [
     "LANES",
     "Emitter",
+    "LaneMap",
     "Pointer",
     "Variable",
     "block_reader",

@@ -8,13 +8,28 @@ since their names could meet those of another kernel that was compiled in anothe
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from shippo_ssm.engine.emitter import Emitter, simd
 
 LANES = 8
+
+
+class LaneMap(NamedTuple):
+    """A map of eight matrices at a time as it works on a scratch array: fill(w) turns coordinates and steps into matrices."""
+
+    arithmetic: str
+    """Dtype of the scratch."""
+    size: int
+    """Numbers in the scratch; it must start as zeros."""
+    coords: int
+    """Where the coordinates stand, [K, LANES]."""
+    step: int
+    """Where the steps stand, [LANES]."""
+    fill: Callable[..., int]
+    """Returns where the matrices stand, [entries, LANES]."""
 
 
 def transposed(emit: Any, rows: list[Any]) -> list[Any]:

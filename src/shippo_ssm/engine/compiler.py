@@ -102,13 +102,22 @@ def _digest(builder: Callable, kinds: Kinds, constants: dict[str, Any]) -> str:
     machine = (target.codegen().magic_tuple(), numba.__version__, platform.python_version())
     what = (builder.__module__, builder.__qualname__, fields, sorted(constants.items()), machine)
     digest = hashlib.sha256(repr(what).encode())
-    # The builder's own module, what that takes from others of the package, and this room.
-    taken = [thing for thing in builder.__globals__.values() if _ours(thing)]
-    files = {Path(inspect.getfile(thing)) for thing in (builder, *taken)} | set(Path(__file__).parent.glob("*.py"))
-    for file in sorted(files):
+    for file in sorted(_sources(builder) | set(Path(__file__).parent.glob("*.py"))):
         if file.exists():
             digest.update(file.read_bytes())
     return digest.hexdigest()[:32]
+
+
+def _sources(builder: Callable) -> set[Path]:
+    """The builder's own file, and those of the package from which it takes functions or classes, however far away."""
+    files, left = set(), [builder]
+    while left:
+        thing = left.pop()
+        file = Path(inspect.getfile(thing))
+        if file not in files:
+            files.add(file)
+            left += [taken for taken in vars(inspect.getmodule(thing) or builder).values() if _ours(taken)]
+    return files
 
 
 def _ours(thing: Any) -> bool:

@@ -83,9 +83,10 @@ def simd(dtype: str, lanes: int) -> Callable[[Callable[..., None]], Any]:
 
 
 class Pointer(NamedTuple):
-    """The first element of an array argument."""
+    """The first element of an array; one in bfloat16 is widened to float32 when loaded and rounded when stored."""
 
     address: Any
+    half: bool = False
 
 
 class Variable:
@@ -155,6 +156,44 @@ class Emitter:
             self._active = rest
             yield self._as_index(whole * self.lanes)
             self._active = self.lanes
+
+    def pointer(self, address: Any, storage: str) -> Pointer:
+        """The array of `storage` numbers that an integer argument is the address of; see `Pointer` for "bfloat16"."""
+        half = storage == "bfloat16"
+        kind = self._ir.IntType(16) if half else self.scalar
+        return Pointer(self.builder.inttoptr(address, kind.as_pointer()), half)
+
+    def load_columns(self, array: Pointer, index: Any, count: int) -> list[Any]:
+        """The columns of the block [lanes, count] of `array` that starts at `index`; missing lanes are zero."""
+        if self._active == self.lanes:
+            wide = self._load(self._ir.VectorType(self.scalar, self.lanes * count), array, index)
+            return [self._shuffle(wide, wide, [lane * count + column for lane in range(self.lanes)]) for column in range(count)]
+        vectors = []
+        for column in range(count):
+            vector = self.constant(0.0)
+            for lane in range(self._active):
+                element = self._load(self.scalar, array, self.at(index, lane * count + column))
+                vector = self.builder.insert_element(vector, element, self._lane(lane))
+            vectors.append(vector)
+        return vectors
+
+    def store_columns(self, array: Pointer, index: Any, columns: Sequence[Any]) -> None:
+        """Write columns as the block [lanes, count] of `array` that starts at `index`."""
+        count = len(columns)
+        if self._active < self.lanes:
+            for column, vector in enumerate(columns):
+                for lane in range(self._active):
+                    element = self.builder.extract_element(vector, self._lane(lane))
+                    self._store(element, array, self.at(index, lane * count + column))
+            return
+        # One vector after another, doubled until all are one; then lane by lane.
+        parts, width = [*columns], self.lanes
+        while len(parts) > 1:
+            parts += parts[-1:] * (len(parts) % 2)
+            both = list(range(2 * width))
+            parts, width = [self._shuffle(a, b, both) for a, b in zip(parts[::2], parts[1::2])], 2 * width
+        order = [column * self.lanes + lane for lane in range(self.lanes) for column in range(count)]
+        self._store(self._shuffle(parts[0], parts[0], order), array, index)
 
     def load(self, array: Pointer, index: Any, *, padded: bool = False) -> Any:
         """The block of `array` that starts at `index`; missing lanes are zero unless the array is `padded`."""
@@ -291,13 +330,36 @@ class Emitter:
         return self.builder.bitcast(address, kind.as_pointer())
 
     def _load(self, kind: Any, array: Pointer, index: Any) -> Any:
+        if array.half:
+            short, long, shift = self._integers(kind)
+            loaded = self.builder.load(self._element(short, array, index))
+            loaded.align = 2
+            return self.builder.bitcast(self.builder.shl(self.builder.zext(loaded, long), shift(16)), kind)
         loaded = self.builder.load(self._element(kind, array, index))
         loaded.align = self._itemsize
         return loaded
 
     def _store(self, value: Any, array: Pointer, index: Any) -> None:
+        if array.half:
+            # To the nearest, ties to even; a NaN stays one.
+            build, (short, long, number) = self.builder, self._integers(value.type)
+            bits = build.bitcast(value, long)
+            odd = build.and_(build.lshr(bits, number(16)), number(1))
+            rounded = build.lshr(build.add(build.add(bits, odd), number(0x7FFF)), number(16))
+            rounded = build.select(build.fcmp_unordered("uno", value, value), number(0x7FC0), rounded)
+            stored = build.store(build.trunc(rounded, short), self._element(short, array, index))
+            stored.align = 2
+            return
         stored = self.builder.store(value, self._element(value.type, array, index))
         stored.align = self._itemsize
+
+    def _integers(self, kind: Any) -> tuple[Any, Any, Callable[[int], Any]]:
+        """Integers of 16 and of 32 bits in the place of float32 numbers `kind`, and constants of the latter."""
+        short, long, count = self._ir.IntType(16), self._ir.IntType(32), getattr(kind, "count", None)
+        if count is None:
+            return short, long, lambda value: self._ir.Constant(long, value)
+        long = self._ir.VectorType(long, count)
+        return self._ir.VectorType(short, count), long, lambda value: self._ir.Constant(long, [value] * count)
 
 
 def exp2_coefficients(degree: int) -> list[float]:

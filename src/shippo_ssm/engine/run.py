@@ -28,7 +28,7 @@ _lock = threading.RLock()
 _pool: ThreadPoolExecutor | None = None
 
 
-def launch(builder: Callable[..., Callable], count: int, operands: Any, /, **constants: Any) -> None:
+def launch(builder: Callable[..., Callable], count: int, operands: Any, /, fewest: int = 1, **constants: Any) -> None:
     """Run the kernel `builder(**constants)` on `operands` for all items of `range(count)`, on all threads.
 
     Args:
@@ -40,6 +40,7 @@ def launch(builder: Callable[..., Callable], count: int, operands: Any, /, **con
         operands: a named tuple whose fields are CPU tensors, flat arrays, integers, `None`, or further named tuples. The
             kernel sees the same record with flat contiguous arrays, empty ones for `None` (of the dtype of the field
             before). Tensors that it writes must be contiguous already.
+        fewest: items that are worth a thread of their own.
         constants: keyword arguments of the builder; hashable, with a `repr` that tells them apart.
 
     Example:
@@ -65,7 +66,10 @@ def launch(builder: Callable[..., Callable], count: int, operands: Any, /, **con
             kernel = _kernels.get(key)
             if kernel is None:
                 kernel = _kernels[key] = compile_kernel(builder, tuple(kinds), constants)
-    parallel_for(count, functools.partial(kernel, flat))
+    if count < 2 * fewest:
+        kernel(flat, 0, count)
+    else:
+        parallel_for(count, functools.partial(kernel, flat))
 
 
 def parallel_for(n: int, body: Callable[[int, int], None]) -> None:
