@@ -113,9 +113,11 @@ def run(
     out: Annotated[Path | None, typer.Option(help="Folder of the run; by default runs/NAME.")] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Continue from the last checkpoints.")] = False,
     force: Annotated[bool, typer.Option("--force", help="Replace the run that the folder holds.")] = False,
-    row: Annotated[list[str] | None, typer.Option(help="Only this row; may be repeated.")] = None,
+    rows: Annotated[
+        list[str] | None, typer.Option("--rows", "--row", help="Only these rows, with commas between; may be repeated.")
+    ] = None,
 ) -> None:
-    """Train an experiment and write its result; interrupted runs continue with --resume.
+    """Train an experiment and write its result; --resume continues an interrupted run, and adds rows and seeds to it.
 
     Example: [bold]shippo run paired --smoke[/]
     """
@@ -128,7 +130,14 @@ def run(
         raise ValueError(f"--jobs is {jobs}; expected 1 or more")
     try:
         result = run_experiment(
-            experiment, preset, seeds=seeds, jobs=jobs, out=out, resume=resume, force=force, only=tuple(row or ())
+            experiment,
+            preset,
+            seeds=seeds,
+            jobs=jobs,
+            out=out,
+            resume=resume,
+            force=force,
+            only=tuple(name for part in rows or () for name in part.split(",")),
         )
     except KeyboardInterrupt:
         again = " ".join(word for word in sys.argv[1:] if word not in ("--resume", "--force")) or f"run {name}"

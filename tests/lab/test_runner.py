@@ -3,7 +3,6 @@
 import json
 import os
 import platform
-import signal
 import subprocess
 import sys
 import time
@@ -17,6 +16,7 @@ from shippo_ssm.lab.experiment import Progress, RowConfig, RowResult, Session
 from shippo_ssm.lab.progress import Display, Estimate, Lines, clock
 from shippo_ssm.lab.runner import Unit, cut, run
 from shippo_ssm.lab.store import read_json
+from shippo_ssm.lab.tables import budget
 
 CHOSEN = ("no-right-r1", "learned-zero")
 
@@ -81,11 +81,28 @@ def test_an_interrupted_run_resumes_to_the_same_numbers(tmp_path):
 
 
 def test_a_folder_holds_one_run(tmp_path):
-    run(small(), out=tmp_path, jobs=1, only=("solver",), display=Display())
-    with pytest.raises(ValueError, match="another configs"):
-        run(small(), out=tmp_path, jobs=1, only=("solver",), seeds=3, resume=True, display=Display())
-    replaced = run(small(), out=tmp_path, jobs=1, only=("solver",), seeds=3, force=True, display=Display())
-    assert replaced.rows["solver"].seeds == [0, 1, 2]
+    run(small(), out=tmp_path, jobs=1, only=CHOSEN[:1], display=Display())
+    longer = paired.PairedConfig(steps=13, num_seeds=2, batch=8, eval_batches=1, eval_every=4)
+    other = replace(small(), presets={"full": lambda: paired.rows(longer)})
+    with pytest.raises(ValueError, match="'no-right-r1' with another configuration"):
+        run(other, out=tmp_path, jobs=1, only=CHOSEN[:1], resume=True, display=Display())
+    replaced = run(other, out=tmp_path, jobs=1, only=CHOSEN[:1], seeds=3, force=True, display=Display())
+    assert replaced.rows["no-right-r1"].seeds == [0, 1, 2]
+
+
+def test_rows_and_seeds_are_added_to_a_run(tmp_path):
+    whole = run(small(stack=1), out=tmp_path / "whole", jobs=1, only=CHOSEN, display=Display())
+    last, first = CHOSEN[::-1]
+    run(small(stack=1), out=tmp_path / "grown", jobs=1, only=(last,), seeds=1, display=Display())
+    both = run(small(stack=1), out=tmp_path / "grown", jobs=1, only=(first,), resume=True, display=Display())
+    assert {name: row.seeds for name, row in both.rows.items()} == {first: [0, 1], last: [0]}
+    assert "by row: " in budget(both)
+    grown = run(small(stack=1), out=tmp_path / "grown", jobs=1, only=(last,), resume=True, display=Display())
+    assert numbers(grown) == numbers(whole)
+    assert read_json(tmp_path / "grown" / "result.json")["complete"]
+    # Fewer seeds than there are take none away.
+    again = run(small(stack=1), out=tmp_path / "grown", jobs=1, only=(last,), seeds=1, resume=True, display=Display())
+    assert numbers(again) == numbers(whole)
 
 
 def test_unknown_names_are_refused(tmp_path):
@@ -107,6 +124,14 @@ def test_a_metric_needs_a_number_per_seed(tmp_path):
         run(small(train=train), out=tmp_path, jobs=1, only=("no-right-r1",), display=Display())
 
 
+def group_lives(group):
+    try:
+        os.killpg(group, 0)
+    except ProcessLookupError:
+        return False
+    return True
+
+
 def test_workers_killed_at_any_moment_leave_a_run_that_resumes(tmp_path):
     """Two processes, killed without warning; what they finish later equals an undisturbed run in one process."""
     whole = run(get("paired"), "smoke", out=tmp_path / "whole", jobs=1, only=CHOSEN, display=Display())
@@ -116,7 +141,12 @@ def test_workers_killed_at_any_moment_leave_a_run_that_resumes(tmp_path):
         limit = time.monotonic() + 120
         while time.monotonic() < limit and not (tmp_path / "cut" / "checkpoints").exists() and process.poll() is None:
             time.sleep(0.02)
-        os.killpg(process.pid, signal.SIGKILL)
+        process.kill()
+        process.wait()
+        # The workers see that, and leave the group of the process empty.
+        while time.monotonic() < limit and group_lives(process.pid):
+            time.sleep(0.05)
+        assert not group_lives(process.pid)
     done = subprocess.run([*command, "--resume", "--jobs", "2"], capture_output=True, text=True, timeout=200, check=False)
     assert done.returncode == 0, done.stderr
     resumed = read_json(tmp_path / "cut" / "result.json")

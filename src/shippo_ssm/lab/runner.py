@@ -17,6 +17,7 @@ import os
 import queue
 import shutil
 import signal
+import threading
 import time
 import traceback
 from collections.abc import Callable
@@ -44,6 +45,10 @@ class Unit(NamedTuple):
     @property
     def name(self) -> str:
         return f"{self.config.name}.s{self.seeds[0]}-s{self.seeds[-1]}"
+
+    def file(self, folder: Path) -> Path:
+        """Where a run keeps the result of the unit."""
+        return folder / "units" / f"{self.name}.json"
 
 
 class Failure(NamedTuple):
@@ -75,13 +80,22 @@ def finish_unit(train: Train, unit: Unit, folder: Path, notify: Callable[[Progre
                 f"metric {name!r} of row {unit.config.name!r} has {len(values)} numbers for {len(unit.seeds)} seeds"
             )
     seconds = result.notes.pop("train_seconds", time.monotonic() - begun)
-    write_json(folder / "units" / f"{unit.name}.json", {"seconds": seconds, **dataclasses.asdict(result)})
+    write_json(unit.file(folder), {"seconds": seconds, **dataclasses.asdict(result)})
     checkpoint.unlink(missing_ok=True)
+
+
+def _end_with_parent() -> None:
+    # A parent that is killed cannot end its workers; they would go on for hours and write into a folder that is resumed.
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+    parent.join()
+    os._exit(1)
 
 
 def _work(train: Train, folder: Path, threads: int, tasks, events) -> None:
     # Ctrl-C reaches the whole process group; only the parent answers it, and ends its workers.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    threading.Thread(target=_end_with_parent, daemon=True).start()
     torch.set_num_threads(threads)
     keep_freed_memory()
     for unit in iter(tasks.get, None):
@@ -140,14 +154,13 @@ def _parallel(experiment: Experiment, units: list[Unit], folder: Path, display: 
 def assemble(
     experiment: Experiment, rows: tuple[Any, ...], units: list[Unit], folder: Path, manifest: dict[str, Any]
 ) -> Result:
-    """Join the finished units into rows and write `result.json`; a row with an unfinished unit is left out."""
+    """Join the finished units into rows and write `result.json`; a row stands there with the seeds that are finished."""
     finished = []
     for config in rows:
-        own = [unit for unit in units if unit.config.name == config.name]
-        files = [folder / "units" / f"{unit.name}.json" for unit in own]
-        if not all(file.exists() for file in files):
+        own = [unit for unit in units if unit.config.name == config.name and unit.file(folder).exists()]
+        if not own:
             continue
-        parts = [read_json(file) for file in files]
+        parts = [read_json(unit.file(folder)) for unit in own]
         joined = RowResult(**{key: parts[0][key] for key in ("metrics", "curves", "notes")})
         for part in parts[1:]:
             for name, values in part["metrics"].items():
@@ -160,15 +173,32 @@ def assemble(
         if any(place for _, place in ended):
             joined.notes["diverged_at"] = "; ".join(f"seed {unit.seeds[0]}: {place}" for unit, place in ended if place)
         seconds = sum(part["seconds"] for part in parts)
-        row = {"name": config.name, "label": config.label, "config": as_json(config), "seeds": list(config.seeds)}
+        seeds = [seed for unit in own for seed in unit.seeds]
+        row = {"name": config.name, "label": config.label, "config": as_json(config), "seeds": seeds}
         finished.append({**row, "seconds": seconds, **dataclasses.asdict(joined)})
-    content = {**manifest, "complete": len(finished) == len(rows), "rows": finished}
+    complete = all(unit.file(folder).exists() for unit in units)
+    content = {**manifest, "complete": complete, "rows": finished}
     write_json(folder / "result.json", content)
     return Result.from_json(content, str(folder / "result.json"))
 
 
+def _joined(folder: Path, held: list[dict[str, Any]], asked: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The rows that a folder holds and those asked for; a row may get more seeds, nothing else of it may change."""
+    found = {config["name"]: config for config in held}
+    for config in asked:
+        earlier = found.get(config["name"], config)
+        most = max(earlier["num_seeds"], config["num_seeds"])
+        if earlier | {"num_seeds": most} != config | {"num_seeds": most}:
+            raise ValueError(
+                f"{folder} holds row {config['name']!r} with another configuration; continue it with the same options, or "
+                "choose another --out"
+            )
+        found[config["name"]] = config | {"num_seeds": most}
+    return list(found.values())
+
+
 def _open_folder(folder: Path, manifest: dict[str, Any], resume: bool, force: bool) -> dict[str, Any]:
-    """The manifest to go on with; refuses to mix two runs or to overwrite one unasked."""
+    """The manifest to go on with, rows added; refuses to mix two runs or to overwrite one unasked."""
     path = folder / "manifest.json"
     if path.exists() and not force:
         if not resume:
@@ -176,13 +206,13 @@ def _open_folder(folder: Path, manifest: dict[str, Any], resume: bool, force: bo
                 f"{folder} holds a run already; continue it with --resume, replace it with --force, or choose --out"
             )
         earlier = read_json(path)
-        for key in ("experiment", "preset", "configs"):
+        for key in ("experiment", "preset"):
             if earlier[key] != manifest[key]:
                 raise ValueError(
                     f"{folder} holds a run with another {key}; continue it with the same options, or choose another --out"
                 )
-        return earlier
-    if force:
+        manifest = earlier | {"configs": _joined(folder, earlier["configs"], manifest["configs"])}
+    elif force:
         for name in ("units", "checkpoints"):
             shutil.rmtree(folder / name, ignore_errors=True)
         (folder / "result.json").unlink(missing_ok=True)
@@ -209,7 +239,7 @@ def run(
         seeds: number of seeds, instead of the preset's.
         jobs: worker processes; by default one per core, at most one per unit. One job runs in this process.
         out: folder of the run; by default runs/NAME, or runs/NAME-PRESET.
-        resume: continue what the folder holds.
+        resume: continue what the folder holds; rows and seeds that are new are added to it.
         force: replace what the folder holds.
         only: names of the rows to train; by default all.
         display: where progress goes; by default a live bar on a terminal and plain lines elsewhere.
@@ -221,12 +251,12 @@ def run(
         ValueError: unknown preset or row, or a folder that holds another run.
     """
     preset = preset or experiment.default_preset
-    rows = experiment.rows(preset)
-    unknown = set(only) - {row.name for row in rows}
+    known = experiment.rows(preset)
+    unknown = set(only) - {row.name for row in known}
     if unknown:
-        names = ", ".join(row.name for row in rows)
+        names = ", ".join(row.name for row in known)
         raise ValueError(f"{experiment.name}: `only` names {', '.join(sorted(unknown))}; expected rows among {names}")
-    rows = tuple(row for row in rows if not only or row.name in only)
+    rows = tuple(row for row in known if not only or row.name in only)
     if seeds is not None:
         if seeds < 1:
             raise ValueError(f"{experiment.name}: `seeds` is {seeds}; expected a number of seeds, 1 or more")
@@ -240,8 +270,10 @@ def run(
         "wall_seconds": 0.0,
     }
     manifest = _open_folder(folder, manifest, resume, force)
+    seeds_of = {config["name"]: config["num_seeds"] for config in manifest["configs"]}
+    held = tuple(dataclasses.replace(row, num_seeds=seeds_of[row.name]) for row in known if row.name in seeds_of)
     units = cut(rows, experiment)
-    open_units = [unit for unit in units if not (folder / "units" / f"{unit.name}.json").exists()]
+    open_units = [unit for unit in units if not unit.file(folder).exists()]
     jobs = min(jobs or os.cpu_count() or 1, max(1, len(open_units)))
     display = display or make_display()
     begun, earlier = time.monotonic(), manifest["wall_seconds"]
@@ -256,5 +288,5 @@ def run(
         write_json(folder / "manifest.json", manifest)
         with contextlib.suppress(OSError):
             (folder / "checkpoints").rmdir()
-        result = assemble(experiment, rows, units, folder, manifest)
+        result = assemble(experiment, held, cut(held, experiment), folder, manifest)
     return result

@@ -57,10 +57,15 @@ def heading(column: Column) -> str:
 
 
 def budget(result: Result) -> str:
-    """Preset, steps, seeds and time of a result, in words."""
-    steps = max((row.config.get("steps", 0) for row in result.rows.values()), default=0)
-    seeds = max((len(row.seeds) for row in result.rows.values()), default=0)
-    return f"preset {result.preset}, {steps:,} steps, {seeds} seed{'s' * (seeds != 1)}, {result.seconds / 60:.1f} minutes"
+    """Preset, steps, seeds and time of a result, in words; by row where rows differ."""
+    labels: dict[str, list[str]] = {}
+    for row in result.rows.values():
+        steps, seeds = row.config.get("steps", 0), len(row.seeds)
+        # A row without training belongs to any budget.
+        if steps:
+            labels.setdefault(f"{steps:,} steps, {seeds} seed{'s' * (seeds != 1)}", []).append(row.label)
+    by_row = "by row: " + "; ".join(f"{words} ({', '.join(names)})" for words, names in labels.items())
+    return f"preset {result.preset}, {by_row if len(labels) > 1 else ''.join(labels)}, {result.seconds / 60:.1f} minutes"
 
 
 def facts(experiment: Experiment, result: Result) -> str:
