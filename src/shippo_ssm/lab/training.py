@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from shippo_ssm.lab.experiment import Session, TrainConfig
+from shippo_ssm.lab.precision import Precision, products_in, resolve_precision
 from shippo_ssm.layers import weight_decay_groups
 
 SAVE_SECONDS = 60.0
@@ -74,6 +75,7 @@ def fit(
     scores: tuple[Score, ...],
     score_steps: int,
     rate: Callable[[int], float] = lambda step: 1.0,
+    precision: Precision = "float32",
 ) -> Fitted:
     """Train a model by AdamW and measure its scores; one seed.
 
@@ -84,6 +86,7 @@ def fit(
         scores: what is measured after the last step.
         score_steps: how many training steps take as long as that, for the estimate of the end.
         rate: step -> factor of the learning rate.
+        precision: of matrix products (`lab/precision.py`); a run that is continued keeps what it began with.
 
     Returns:
         Curves, scores, and as notes the parameter count, the training speed, the time, and where training diverged, if it did.
@@ -91,7 +94,9 @@ def fit(
     optimiser = torch.optim.AdamW(weight_decay_groups(model, config.weight_decay), lr=config.learning_rate)
     meta: dict[str, Any] = {"step": 0, "curves": {"step": []}, "scores": {}, "seconds": 0.0, "tokens": 0, "train_seconds": 0.0}
     restored = session.restore()
-    if restored is not None:
+    if restored is None:
+        meta["precision"] = resolve_precision(precision)
+    else:
         meta = restored[1]
         _put_back(model, optimiser, restored[0], meta["step"])
     begun, earlier = time.monotonic(), meta["seconds"]
@@ -109,7 +114,8 @@ def fit(
         started = time.monotonic()
         for group in optimiser.param_groups:
             group["lr"] = config.learning_rate * rate(step)
-        loss, num_tokens = loss_at(step)
+        with products_in(meta["precision"]):
+            loss, num_tokens = loss_at(step)
         optimiser.zero_grad()
         loss.backward()
         norm = nn.utils.clip_grad_norm_(model.parameters(), config.clip)
@@ -124,7 +130,8 @@ def fit(
         meta["train_seconds"] += now - started
         evaluated = (step + 1) % config.eval_every == 0 or step + 1 == config.steps
         if evaluated:
-            shown = {"loss": float(loss.detach()), **evaluate()}
+            with products_in(meta["precision"]):
+                shown = {"loss": float(loss.detach()), **evaluate()}
             meta["curves"]["step"].append(step + 1)
             for name, number in shown.items():
                 meta["curves"].setdefault(name, []).append([number])
@@ -138,11 +145,13 @@ def fit(
     def on_cost(cost: float) -> None:
         session.report(config.steps + int(score_steps * cost / all_costs), total, **shown)
 
-    measure(scores, meta["scores"], on_part=save, on_cost=on_cost)
+    with products_in(meta["precision"]):
+        measure(scores, meta["scores"], on_part=save, on_cost=on_cost)
     notes = {
         "parameters": sum(parameter.numel() for parameter in model.parameters()),
         "tokens_per_second": meta["tokens"] / max(meta["train_seconds"], 1e-9),
         "train_seconds": earlier + time.monotonic() - begun,
+        "precision": meta["precision"],
     }
     if "diverged_at" in meta:
         notes["diverged_at"] = meta["diverged_at"]

@@ -15,6 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from shippo_ssm.lab.experiment import RowResult, Session, TrainConfig
+from shippo_ssm.lab.precision import Precision
 from shippo_ssm.lab.training import Score, fit
 from shippo_ssm.tasks.mqar import OPERATION_BINS, Events, TransportMQAR
 
@@ -38,6 +39,8 @@ class RecallConfig(TrainConfig):
     """Examples per length of the final evaluation."""
     eval_tokens: int = 8192
     """Tokens per call of the final evaluation."""
+    precision: Precision = "float32"
+    """Of matrix products; "auto" takes bfloat16 where it is faster and right."""
 
 
 class RecallModel(Protocol):
@@ -134,6 +137,7 @@ def train_recall(
         scores=scores_of_lengths(config, task_of, model),
         score_steps=max(1, score_steps),
         rate=rate,
+        precision=config.precision,
     )
     metrics, profiles = flatten_scores(known)
     return RowResult(metrics=metrics, curves=curves | profiles, notes=notes | {"operation_bins": list(OPERATION_BINS)})
