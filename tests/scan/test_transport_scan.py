@@ -16,7 +16,7 @@ from shippo_ssm.scan.checks import check_recurrence
 from shippo_ssm.scan.chunked import chunk_length
 from tests.scan.conftest import VARIANTS
 
-FAST = ["associative", "chunked", "fused"]
+FAST = ["associative", "chunked", "fused", "segmented"]
 LENGTHS = [1, 2, 63, 64, 100, 4096]
 
 
@@ -212,6 +212,10 @@ def test_resolve_backend_says_what_and_why():
     assert wide == "chunked"
     assert "32" in wide.reason
     assert resolve_backend(torch.zeros(1, 4, 2, 4, device="meta")) == "chunked"
+    torch.set_num_threads(2)
+    assert resolve_backend(torch.zeros(1, 2048, 1, 4)) == "segmented"
+    assert "2 threads" in resolve_backend(torch.zeros(1, 2048, 1, 4)).reason
+    assert resolve_backend(torch.zeros(2, 2048, 1, 4)) == resolve_backend(torch.zeros(1, 2047, 1, 4)) == "fused"
     assert resolve_backend(torch.zeros(1, 4, 2, 4), backend="reference") == "reference"
     with pytest.raises(ValueError, match=r"fused.*chunked"):
         resolve_backend(torch.zeros(1, 4, 2, 32), backend="fused")

@@ -17,6 +17,7 @@ code is the shape of the trace. A vector wider than the processor's registers is
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 import math
 from collections.abc import Callable, Iterator, Sequence
@@ -220,6 +221,10 @@ class Emitter:
         )
         return self._shuffle(first, first, [0] * self.lanes)
 
+    def lane(self, vector: Any, lane: int) -> Any:
+        """One lane of a vector, of any length, in every lane."""
+        return self._shuffle(vector, vector, [lane] * self.lanes)
+
     def prefetch(self, array: Pointer, index: Any, length: int) -> None:
         """Ask for the cache lines of array[index : index + length]; an address outside the array does no harm."""
         from numba.core import cgutils
@@ -281,6 +286,20 @@ class Emitter:
         scaled = builder.bitcast(builder.add(builder.bitcast(power, bits), exponent), self.vector)
         kept = builder.fcmp_unordered(">=", z, self.constant(1 - bias))
         return builder.select(kept, scaled, self.constant(0.0))
+
+    def flush(self, x: Any) -> Any:
+        """x >= 0, or zero where it and its products come close to subnormal numbers, which are slow; NaN for NaN."""
+        mantissa, bias, _ = _FORMATS[self.dtype]
+        small = self.builder.fcmp_ordered("<", x, self.constant(2.0 ** (mantissa + 4 - bias)))
+        return self.builder.select(small, self.constant(0.0), x)
+
+    @contextlib.contextmanager
+    def when_any(self, vector: Any) -> Iterator[None]:
+        """What is traced inside runs only where a lane of `vector` is not zero; results leave it by stores alone."""
+        ir = self._ir
+        bits = self.builder.bitcast(self.builder.fcmp_unordered("!=", vector, self.constant(0.0)), ir.IntType(self.lanes))
+        with self.builder.if_then(self.builder.icmp_unsigned("!=", bits, ir.Constant(bits.type, 0))):
+            yield
 
     def store_sums(self, array: Pointer, index: Any, vectors: Sequence[Any]) -> None:
         """array[index + i] = sum over the lanes of vectors[i]."""

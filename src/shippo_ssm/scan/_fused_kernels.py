@@ -23,6 +23,16 @@ With `seen`, dwrite and dvalue take the S from before read dy^T was added, and c
 
 The gradient with respect to step drift is q = <H_old, S> rather than <H - write value^T, S_new>: the same number
 without a cancellation, hence exactly zero where the memory was wiped.
+
+Summary: what a segment does to any state that enters it, H -> left H right + update, without a pass over its states. From the
+last position to the first, with D the decay and W the product of the right actions behind the position,
+
+    update <- update + (D * write) (value^T W);    W <- right W;    D <- exp(step drift) * D,
+
+which costs N P + P^3 multiplications per position where the recurrence itself costs N P^2. The mirrored form is the adjoint's,
+S_{t-1} = L_t (S_t + read_t dy_t^T) R_t^T: from the first position to the last, with dy for value and read for write,
+
+    W <- right^T W;    D <- exp(step drift) * D;    update <- update + (D * read) (dy^T W).
 """
 
 from __future__ import annotations
@@ -35,7 +45,17 @@ import numpy as np
 from shippo_ssm.engine import Emitter, Pointer, register_lanes, simd, simd_lanes
 from shippo_ssm.scan.algebra import Recurrence
 
-__all__ = ["Backward", "Case", "Forward", "Items", "build_backward", "build_forward", "padded_order"]
+__all__ = [
+    "Backward",
+    "Case",
+    "Forward",
+    "Items",
+    "Summary",
+    "build_backward",
+    "build_forward",
+    "build_summary",
+    "padded_order",
+]
 
 
 # Positions between a prefetch and its use.
@@ -94,6 +114,25 @@ class Backward(NamedTuple):
     dfinal: Any
     gradient: Recurrence
     dinitial: Any
+
+
+class Summary(NamedTuple):
+    """Operands of the summary kernel; of the record it reads value, write, step, drift and right."""
+
+    items: Items
+    recurrence: Recurrence
+    left: Any
+    right: Any
+    update: Any
+
+
+class Behind(NamedTuple):
+    """Scratch of the summary: update [group, P, row], D [group, row], W [group, P, wide], value^T W [group, r, wide]."""
+
+    update: Any
+    decay: Any
+    frame: Any
+    framed: Any
 
 
 class Chunk(NamedTuple):
@@ -240,6 +279,63 @@ def build_backward(case: Case) -> Any:
     return backward
 
 
+def build_summary(case: Case, mirrored: bool) -> Any:
+    """The summary kernel: the `Affine` of every sequence and group, or of its adjoint where `mirrored`."""
+    # Positions that a trace unrolls, with D, W and the update in registers; fewer where the code would grow long.
+    many = 8 if case.width <= 4 else 4 if case.width <= 8 else 1
+    turn_many, gather_many = _turn(case, mirrored, many), _gather(case, mirrored, many)
+    turn, gather = _turn(case, mirrored, 1), _gather(case, mirrored, 1)
+    order, width, rank, row, varying, has_right = case.order, case.width, case.rank, case.row, case.varying, case.has_right
+    size, wide = width * row, padded_order("float64", width)
+    element = np.dtype(case.dtype).type
+
+    def summary(operands, start, stop):
+        (bounds, _, groups, block), recurrence, left, right, update = operands
+        num_blocks = (groups + block - 1) // block
+        stride = groups if mirrored else -groups
+        states, decays = np.empty(block * size, element), np.empty(block * row, element)
+        frames, framed = np.empty(block * width * wide, np.float64), np.empty(block * many * rank * wide, element)
+        behind = Behind(states, decays, frames, framed)
+        for item in range(start, stop):
+            sequence, first = item // num_blocks, item % num_blocks * block
+            count = min(block, groups - first)
+            begin, end = bounds[sequence], bounds[sequence + 1]
+            states[:] = 0
+            decays[:] = 1
+            frames[:] = 0
+            for g in range(count):
+                for p in range(width):
+                    frames[(g * width + p) * wide + p] = 1
+            done = 0
+            while done < end - begin:
+                u = (begin + done if mirrored else end - 1 - done) * groups + first
+                whole = end - begin - done >= many
+                for g in range(count):
+                    w, x = g * width * wide, g * many * rank * wide
+                    d = u + g if varying else first + g
+                    if whole:
+                        if has_right:
+                            turn_many(behind, w, x, recurrence, u + g, stride)
+                        gather_many(behind, g * size, g * row, x, recurrence, u + g, d, stride)
+                    else:
+                        if has_right:
+                            turn(behind, w, x, recurrence, u + g, stride)
+                        gather(behind, g * size, g * row, x, recurrence, u + g, d, stride)
+                done += many if whole else 1
+            for g in range(count):
+                corner = sequence * groups + first + g
+                for n in range(order):
+                    left[corner * order + n] = decays[g * row + n]
+                    for p in range(width):
+                        update[(corner * order + n) * width + p] = states[g * size + p * row + n]
+                if has_right:
+                    for p in range(width):
+                        for q in range(width):
+                            right[(corner * width + p) * width + q] = frames[(g * width + p) * wide + q]
+
+    return summary
+
+
 def _decay(case: Case) -> Any:
     """exp(step drift) of one position and group, in a loop of its own: its long dependency chains then overlap."""
     order = case.order
@@ -378,6 +474,84 @@ def _retreat(case: Case) -> Any:
                     emit.store_sums(dright, emit.at(start, p * width + left), [total.get() for total in line])
 
     return retreat
+
+
+def _turn(case: Case, mirrored: bool, many: int) -> Any:
+    """`many` positions of one group: value^T W of each, and their right actions taken into W; lanes along the columns of W.
+
+    W is a long product that every position hands its rounding to, so it is kept in double precision.
+    """
+    width, rank = case.width, case.rank
+    wide = padded_order("float64", width)
+
+    @simd("float64", simd_lanes("float64", width))
+    def turn(emit: Emitter, behind: Behind, w: Any, x: Any, recurrence: Pointers, u: Any, stride: Any) -> None:
+        outside = Emitter(emit.builder, case.dtype, emit.lanes)
+        single = case.dtype != "float64"
+
+        def wide_splats(array: Pointer, start: Any, rows: int) -> list[list[Any]]:
+            # A row is loaded and widened as one vector: single entries would be gathered into vectors by LLVM, which is slow.
+            line = Emitter(emit.builder, case.dtype, width)
+            vectors = [line.load(array, emit.at(start, i * width), padded=True) for i in range(rows)]
+            if single:
+                vectors = [emit.builder.fpext(vector, Emitter(emit.builder, "float64", width).vector) for vector in vectors]
+            return [[emit.lane(vector, j) for j in range(width)] for vector in vectors]
+
+        for q in emit.blocks(wide):
+            rows = _rows(emit, behind.frame, emit.at(w, q), width, wide)
+            for c in range(many):
+                token = emit.at(u, emit.times(stride, c))
+                matrix = wide_splats(recurrence.right, emit.times(token, width * width), width)
+                moved = [emit.dot(line, rows) for line in (zip(*matrix) if mirrored else matrix)]
+                values = wide_splats(recurrence.value, emit.times(token, rank * width), rank)
+                for r in range(rank):
+                    line = emit.dot(values[r], moved if mirrored else rows)
+                    line = emit.builder.fptrunc(line, outside.vector) if single else line
+                    outside.store(behind.framed, emit.at(x, q, (c * rank + r) * wide), line, padded=True)
+                rows = moved
+            for p in range(width):
+                emit.store(behind.frame, emit.at(w, q, p * wide), rows[p], padded=True)
+
+    return turn
+
+
+def _gather(case: Case, mirrored: bool, many: int) -> Any:
+    """`many` positions of one group: (D * write) (value^T W) of each into the update, and their decays into D."""
+    _, order, width, rank, has_right, _, varying, _, row = case
+    wide = padded_order("float64", width)
+
+    @simd(case.dtype, simd_lanes(case.dtype, order))
+    def gather(emit: Emitter, behind: Behind, s: Any, k: Any, x: Any, record: Pointers, u: Any, d: Any, stride: Any) -> None:
+        value, write, _, step, drift, right, _ = record
+        tokens = [emit.at(u, emit.times(stride, c)) for c in range(many)]
+        for token in tokens:
+            ahead = emit.at(token, emit.times(stride, many))
+            for array, length in ((value, rank * width), (write, rank * order), (right, has_right * width**2)):
+                emit.prefetch(array, emit.times(ahead, length), length)
+        for n in emit.blocks(order):
+            decay = emit.load(behind.decay, emit.at(k, n), padded=True)
+            # Lanes that have forgotten everything by now take nothing more: most of them, in a long segment.
+            with emit.when_any(decay):
+                update = _rows(emit, behind.update, emit.at(s, n), width, row)
+                drifts = None if varying else emit.load(drift, emit.at(emit.times(d, order), n))
+                for c, token in enumerate(tokens):
+                    if varying:
+                        drifts = emit.load(drift, emit.at(emit.times(token, order), n))
+                    rate = emit.mul(emit.splat(step, token), emit.constant(math.log2(math.e)))
+                    further = emit.flush(emit.mul(emit.exp2(emit.mul(rate, drifts)), decay))
+                    for r in range(rank):
+                        where = emit.load(write, emit.at(emit.times(token, rank * order), n, r * order))
+                        where = emit.mul(where, further if mirrored else decay)
+                        source = emit.at(x, (c * rank + r) * wide) if has_right else emit.times(token, rank * width)
+                        offset = 0 if has_right else r * width
+                        (line,) = _splats(emit, behind.framed if has_right else value, emit.at(source, offset), 1, width)
+                        update = [emit.fma(where, v, h) for v, h in zip(line, update)]
+                    decay = further
+                for p in range(width):
+                    emit.store(behind.update, emit.at(s, n, p * row), update[p], padded=True)
+                emit.store(behind.decay, emit.at(k, n), decay, padded=True)
+
+    return gather
 
 
 def _product(emit: Emitter, rows: list[Any], matrix: Pointer, start: Any, transpose: bool = False) -> list[Any]:

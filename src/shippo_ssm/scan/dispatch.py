@@ -6,16 +6,31 @@ explicitly either runs or raises.
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
 
 from shippo_ssm._dtypes import compute_dtype
-from shippo_ssm.scan import associative, chunked, fused, reference
+from shippo_ssm.scan import associative, chunked, fused, reference, segments
 from shippo_ssm.scan.algebra import Recurrence
 from shippo_ssm.scan.checks import check_affine_arguments, check_recurrence
 
+
+def _segmented(
+    recurrence: Recurrence, initial_state: Tensor | None = None, cu_seqlens: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
+    """y and the final state, by segments of each sequence side by side."""
+    run = fused.run if fused.obstacle(recurrence.value) is None else chunked.run
+    return segments.scan_in_place(run, recurrence, initial_state, cu_seqlens)
+
+
 # A backend is one function: (recurrence, initial_state, cu_seqlens) -> (y, final_state).
-BACKENDS = {"reference": reference.run, "associative": associative.run, "chunked": chunked.run, "fused": fused.run}
-FUSED_WIDEST = 16
+BACKENDS = {
+    "reference": reference.run,
+    "associative": associative.run,
+    "chunked": chunked.run,
+    "fused": fused.run,
+    "segmented": _segmented,
+}
 
 
 class Resolution(str):
@@ -36,9 +51,9 @@ def resolve_backend(value: Tensor, right: Tensor | None = None, *, backend: str 
     """The backend that `transport_scan(value, ..., backend=backend)` runs, and why.
 
     Args:
-        value: [B, T, G, P] or [B, T, G, r, P]; its device, dtype and width decide.
+        value: [B, T, G, P] or [B, T, G, r, P]; its device, dtype and sizes decide.
         right: [B, T, G, P, P] or `None`; taken so that the call looks like the scan's.
-        backend: "auto" or one of "reference", "associative", "chunked", "fused".
+        backend: "auto" or one of "reference", "associative", "chunked", "fused", "segmented".
 
     Returns:
         A string with a `.reason`.
@@ -76,7 +91,7 @@ def transport_scan(
         initial_state: [B, G, N, P], or [num_sequences, G, N, P] with `cu_seqlens`; zeros by default.
         output_final_state: whether to return the state after the last position.
         cu_seqlens: [num_sequences + 1] boundaries of sequences packed along T, with B = 1; a sequence may be empty.
-        backend: "auto", "reference", "associative", "chunked" or "fused"; see `resolve_backend`.
+        backend: "auto", "reference", "associative", "chunked", "fused" or "segmented"; see `resolve_backend`.
 
     Returns:
         y [B, T, G, P] in the dtype of `value`, and the final state ([B, G, N, P] or [num_sequences, G, N, P]) or `None`.
@@ -155,15 +170,14 @@ def _choose(value: Tensor, backend: str) -> tuple[str, str]:
     if backend not in ("auto", *BACKENDS):
         choices = ", ".join(repr(name) for name in ("auto", *BACKENDS))
         raise ValueError(f"transport_scan: `backend` is {backend!r}; expected one of {choices}; 'auto' suits most calls")
-    width = value.shape[-1]
-    obstacle = None
-    if value.device.type != "cpu":
-        obstacle = f"tensors on {value.device.type}, and the fused kernels run on a CPU"
-    elif not 1 <= width <= FUSED_WIDEST:
-        obstacle = f"width P = {width}, and the fused kernels take 1 to {FUSED_WIDEST}"
+    obstacle = fused.obstacle(value)
     if backend == "auto":
         if obstacle is None:
-            return "fused", f"auto: CPU tensors of width {width} <= {FUSED_WIDEST}"
+            # The number of threads cannot be asked for while tracing.
+            chains, threads = value.shape[0] * value.shape[2], 1 if torch.compiler.is_compiling() else torch.get_num_threads()
+            if chains < threads and value.shape[1] >= 2 * segments.SEGMENT_LENGTH:
+                return "segmented", f"auto: {chains} long chains for {threads} threads"
+            return "fused", f"auto: CPU tensors of width {value.shape[-1]} <= {fused.WIDEST}"
         return "chunked", f"auto: {obstacle}"
     if backend == "fused" and obstacle is not None:
         raise ValueError(f"transport_scan: `backend` is 'fused' with {obstacle}; use backend='chunked' or 'auto'")

@@ -18,15 +18,36 @@ import torch
 from torch import Tensor
 
 from shippo_ssm.engine import launch
-from shippo_ssm.scan._fused_kernels import Backward, Case, Forward, Items, build_backward, build_forward, padded_order
-from shippo_ssm.scan.algebra import Recurrence
+from shippo_ssm.scan._fused_kernels import (
+    Backward,
+    Case,
+    Forward,
+    Items,
+    Summary,
+    build_backward,
+    build_forward,
+    build_summary,
+    padded_order,
+)
+from shippo_ssm.scan.algebra import Affine, Recurrence
 
+# The largest P whose sums fit into registers.
+WIDEST = 16
 # Sequences for each thread from which they are not split over blocks of groups.
 _ITEMS_PER_THREAD = 4
 # Bytes of recomputed states that one backward item keeps: they are written and read again, and should stay in cache.
 _BACKWARD_SCRATCH = 1 << 19
 # Bytes from which NumPy takes large pages.
 _LARGE = 1 << 22
+
+
+def obstacle(value: Tensor) -> str | None:
+    """Why the kernels cannot run on `value` [.., P]; `None` where they can."""
+    if value.device.type != "cpu":
+        return f"tensors on {value.device.type}, and the fused kernels run on a CPU"
+    if not 1 <= value.shape[-1] <= WIDEST:
+        return f"width P = {value.shape[-1]}, and the fused kernels take 1 to {WIDEST}"
+    return None
 
 
 def run(recurrence: Recurrence, initial_state: Tensor | None = None, cu_seqlens: Tensor | None = None) -> tuple[Tensor, Tensor]:
@@ -41,6 +62,27 @@ def run(recurrence: Recurrence, initial_state: Tensor | None = None, cu_seqlens:
             keep = keep or (operand is not None and operand.requires_grad)
     y, final_state, _ = _scan(*operands, cu_seqlens, keep)
     return y, final_state
+
+
+def summary(recurrence: Recurrence, cu_seqlens: Tensor | None = None, *, mirrored: bool = False) -> Affine:
+    """What the recurrence does to a state that enters it, one `Affine` per sequence and group; no gradients.
+
+    Args:
+        recurrence: value, write, step, drift and right are read; dy and `read` stand for value and write where `mirrored`.
+        cu_seqlens: boundaries of packed sequences.
+        mirrored: the summary of S_{t-1} = L_t (S_t + read_t dy_t^T) R_t^T, from after the last position to before the first.
+    """
+    value, write, _, _, drift, right, _ = recurrence
+    sizes = int(write.shape[-1]), int(value.shape[-1]), int(value.shape[-2])
+    case = _make_case(value.dtype, *sizes, right is not None, False, drift.ndim == 4)
+    count, items = _items(value, cu_seqlens, case.chunk, value.shape[2])
+    corner = (len(items.first_chunk), value.shape[2])
+    left, update = value.new_empty(*corner, case.order), value.new_empty(*corner, case.order, case.width)
+    turned = None if right is None else value.new_empty(*corner, case.width, case.width)
+    # The kernel looks at neither `read` nor `seen`.
+    record = recurrence._replace(read=write, seen=None)
+    launch(build_summary, count, Summary(items, record, left, turned, update), case=case, mirrored=mirrored)
+    return Affine(left, turned, update)
 
 
 def keep_every(order: int, width: int, rank: int, has_right: bool) -> int:

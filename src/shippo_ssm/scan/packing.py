@@ -39,6 +39,11 @@ class Packing(NamedTuple):
         padded = eye.expand(*self.shape, *packed.shape[2:])
         return padded.index_put((self.rows, self.columns), packed[0])
 
+    def pad_recurrence(self, packed: Recurrence) -> Recurrence:
+        """The record of the padded batch: identity maps in the padding."""
+        right = None if packed.right is None else self.pad_right(packed.right)
+        return packed._replace(right=None).map_time(self.pad)._replace(right=right)
+
     def unpad(self, padded: Tensor) -> Tensor:
         """[num_sequences, longest, ...] -> [1, T, ...]."""
         return padded[self.rows, self.columns].unsqueeze(0)
@@ -59,7 +64,5 @@ def scan_packed(
 ) -> tuple[Tensor, Tensor]:
     """`run` on packed sequences as a padded batch; y comes back packed, one final state per sequence."""
     packing = packing_of(cu_seqlens)
-    right = None if recurrence.right is None else packing.pad_right(recurrence.right)
-    padded = recurrence._replace(right=None).map_time(packing.pad)._replace(right=right)
-    y, final_state = run(padded, initial_state)
+    y, final_state = run(packing.pad_recurrence(recurrence), initial_state)
     return packing.unpad(y), final_state
