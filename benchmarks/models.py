@@ -135,7 +135,7 @@ class Recurrent:
 
     def step(self, tokens: Tensor) -> Tensor:
         """Logits of one more token [B, 7]."""
-        logits, self.states = self.model.step(tokens, self.states)
+        logits, self.states = self.model.step(tokens, self.states, in_place=True)
         return logits
 
 

@@ -15,7 +15,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from shippo_ssm.engine import LANES, block_reader, block_writer, simd
+from shippo_ssm.actions._trig import softplus
+from shippo_ssm.actions.base import Inline
+from shippo_ssm.engine import LANES, LaneMap, block_reader, block_writer, simd
 
 
 class Operands(NamedTuple):
@@ -38,6 +40,68 @@ def build_expm(
     done and get 0, unless a matrix asks for more than `squarings`: then they are left as they are. faults[0] becomes
     1 where a generator is not finite. With float32 arithmetic the scratch holds exp(A) - I.
     """
+    return _build(dtype, arithmetic, width, degree, theta, squarings, frechet)[0]
+
+
+def expm_lanes(dtype: str, width: int, degree: int, theta: float, inline: Inline) -> LaneMap:
+    """exp(step A) of eight tokens inside another kernel, in float64 whatever `dtype` goes in and out."""
+    from numba import njit
+
+    arithmetic, lanes, size = "float64", LANES, width * width
+    exponential = _build(dtype, arithmetic, width, degree, theta, 1 << 20, False)[1]
+    num_diagonal, num_rotations, num_shears = inline.sizes
+    pairs = [(i, j) for i in range(width) for j in range(i + 1, width)]
+    count = sum(inline.sizes) or size
+    coords, step_at = 6 * size * lanes, (6 * size + count) * lanes
+    limit, margin = 0.9 * math.log(float(np.finfo(dtype).max)), 1.0 + 4.0 * width * float(np.finfo(dtype).eps)
+
+    @simd(arithmetic, lanes)
+    def generate(emit: Any, w: Any) -> None:
+        build, zero = emit.builder, emit.constant(0.0)
+
+        def larger(a: Any, b: Any) -> Any:
+            return build.select(build.fcmp_unordered(">", a, b), a, b)
+
+        values = [emit.load(w, coords + k * lanes, padded=True) for k in range(count)]
+        entries = list(values)
+        if any(inline.sizes):
+            entries = [zero] * size
+            for i, x in enumerate(values[:num_diagonal]):
+                decay = larger(x, zero) if inline.diagonal == "clamp" else softplus(emit, x)[0]
+                cut = build.fcmp_ordered(">", decay, emit.constant(limit))
+                entries[i * width + i] = build.fneg(build.select(cut, emit.constant(limit), decay))
+            for (i, j), x in zip(pairs[:num_rotations], values[num_diagonal:]):
+                entries[j * width + i], entries[i * width + j] = x, build.fneg(x)
+            for (i, j), x in zip(pairs[:num_shears], values[num_diagonal + num_rotations :]):
+                entries[i * width + j] = emit.add(entries[i * width + j], x)
+        if inline.bounded:
+            excess = zero
+            for i in range(width):
+                total = entries[i * width + i]
+                for j in (j for j in range(width) if j != i):
+                    off = emit.mul(emit.add(entries[i * width + j], entries[j * width + i]), emit.constant(0.5))
+                    total = emit.add(total, larger(off, build.fneg(off)))
+                excess = larger(total, excess)
+            excess = emit.mul(excess, emit.constant(margin))
+            for i in range(width):
+                entries[i * width + i] = emit.sub(entries[i * width + i], excess)
+        step = emit.load(w, step_at, padded=True)
+        for k, entry in enumerate(entries):
+            emit.store(w, k * lanes, emit.mul(entry, step), padded=True)
+
+    @njit(inline="always")
+    def fill(w):
+        generate(w)
+        return exponential(w)
+
+    return LaneMap(arithmetic, step_at + lanes, coords, step_at, fill)
+
+
+def _build(
+    dtype: str, arithmetic: str, width: int, degree: int, theta: float, squarings: int, frechet: bool
+) -> tuple[Callable[..., None], Callable[..., int]]:
+    from numba import njit
+
     size, lanes, element = width * width, LANES, np.dtype(arithmetic)
     slot = size * lanes
     # Slots: four powers, the total and the next total, then the same six for the tangent.
@@ -126,6 +190,79 @@ def build_expm(
             before = emit.load(w, emit.at(old, entry * lanes), padded=True)
             emit.store(w, place, emit.builder.select(going, emit.load(w, place, padded=True), before), padded=True)
 
+    @njit(inline="always")
+    def measure(w, norms, factors, left):
+        column_sums(w, norms)
+        fewest, most, finite = 1 << 30, 0, True
+        for lane in range(lanes):
+            norm, factor, count_here = norms[lane], 1.0, 0
+            if not norm < np.inf:
+                finite = False
+                norm = 0.0
+            while norm > theta:
+                norm *= 0.5
+                factor *= 0.5
+                count_here += 1
+            factors[lane], left[lane] = factor, count_here
+            fewest, most = min(fewest, count_here), max(most, count_here)
+        return fewest, most, finite
+
+    @njit(inline="always")
+    def raise_powers(w, left, fewest, most):
+        for target in range(1, 4):
+            x, y = max(0, target - 2), min(1, target - 1)
+            for i in range(0, width, group):
+                set_rows(w, x * slot, y * slot, target * slot, i)
+                if frechet:
+                    set_rows(w, x * slot, tangent + y * slot, tangent + target * slot, i)
+                    add_rows(w, tangent + x * slot, y * slot, tangent + target * slot, i)
+        total, spare = 4 * slot, 5 * slot
+        five_terms(w, weights, degree - 4, 0, total)
+        if frechet:
+            five_tangents(w, weights, degree - 4, tangent, tangent + total)
+        for step in range(1, degree // 4):
+            four_terms(w, weights, degree - 4 - 4 * step, 0, spare)
+            if frechet:
+                four_tangents(w, weights, degree - 4 - 4 * step, tangent, tangent + spare)
+            for i in range(0, width, group):
+                add_rows(w, 3 * slot, total, spare, i)
+                if frechet:
+                    add_rows(w, 3 * slot, tangent + total, tangent + spare, i)
+                    add_rows(w, tangent + 3 * slot, total, tangent + spare, i)
+            total, spare = spare, total
+        for done in range(most):
+            if shifted:
+                double(w, total, spare)
+                if frechet:
+                    double(w, tangent + total, tangent + spare)
+            for i in range(0, width, group):
+                if shifted:
+                    add_rows(w, total, total, spare, i)
+                else:
+                    set_rows(w, total, total, spare, i)
+                if frechet:
+                    if shifted:
+                        add_rows(w, total, tangent + total, tangent + spare, i)
+                    else:
+                        set_rows(w, total, tangent + total, tangent + spare, i)
+                    add_rows(w, tangent + total, total, tangent + spare, i)
+            if done >= fewest:
+                keep_finished(w, total, spare, left)
+                if frechet:
+                    keep_finished(w, tangent + total, tangent + spare, left)
+            for lane in range(lanes):
+                left[lane] -= 1.0
+            total, spare = spare, total
+        return total
+
+    @njit(inline="always")
+    def exponential(w):
+        norms, factors, left = np.empty(lanes, element), np.empty(lanes, element), np.empty(lanes, element)
+        fewest, most, _ = measure(w, norms, factors, left)
+        if most > 0:
+            scale(w, 0, factors)
+        return raise_powers(w, left, fewest, most)
+
     def kernel(operands, start, stop):
         generator, direction, out, todo, faults, count = operands
         w = np.zeros((12 if frechet else 6) * slot, dtype=element)
@@ -136,19 +273,9 @@ def build_expm(
             first = block * lanes
             here = min(lanes, count - first)
             read_generator(generator, first, here, w, 0)
-            column_sums(w, norms)
-            fewest, most = 1 << 30, 0
-            for lane in range(lanes):
-                norm, factor, count_here = norms[lane], 1.0, 0
-                if not norm < np.inf:
-                    faults[0] = 1
-                    norm = 0.0
-                while norm > theta:
-                    norm *= 0.5
-                    factor *= 0.5
-                    count_here += 1
-                factors[lane], left[lane] = factor, count_here
-                fewest, most = min(fewest, count_here), max(most, count_here)
+            fewest, most, finite = measure(w, norms, factors, left)
+            if not finite:
+                faults[0] = 1
             if most > squarings:
                 continue
             todo[block] = 0
@@ -158,50 +285,7 @@ def build_expm(
                 read_direction(direction, first, here, w, tangent)
                 if most > 0:
                     scale(w, tangent, factors)
-            for target in range(1, 4):
-                x, y = max(0, target - 2), min(1, target - 1)
-                for i in range(0, width, group):
-                    set_rows(w, x * slot, y * slot, target * slot, i)
-                    if frechet:
-                        set_rows(w, x * slot, tangent + y * slot, tangent + target * slot, i)
-                        add_rows(w, tangent + x * slot, y * slot, tangent + target * slot, i)
-            total, spare = 4 * slot, 5 * slot
-            five_terms(w, weights, degree - 4, 0, total)
-            if frechet:
-                five_tangents(w, weights, degree - 4, tangent, tangent + total)
-            for step in range(1, degree // 4):
-                four_terms(w, weights, degree - 4 - 4 * step, 0, spare)
-                if frechet:
-                    four_tangents(w, weights, degree - 4 - 4 * step, tangent, tangent + spare)
-                for i in range(0, width, group):
-                    add_rows(w, 3 * slot, total, spare, i)
-                    if frechet:
-                        add_rows(w, 3 * slot, tangent + total, tangent + spare, i)
-                        add_rows(w, tangent + 3 * slot, total, tangent + spare, i)
-                total, spare = spare, total
-            for done in range(most):
-                if shifted:
-                    double(w, total, spare)
-                    if frechet:
-                        double(w, tangent + total, tangent + spare)
-                for i in range(0, width, group):
-                    if shifted:
-                        add_rows(w, total, total, spare, i)
-                    else:
-                        set_rows(w, total, total, spare, i)
-                    if frechet:
-                        if shifted:
-                            add_rows(w, total, tangent + total, tangent + spare, i)
-                        else:
-                            set_rows(w, total, tangent + total, tangent + spare, i)
-                        add_rows(w, tangent + total, total, tangent + spare, i)
-                if done >= fewest:
-                    keep_finished(w, total, spare, left)
-                    if frechet:
-                        keep_finished(w, tangent + total, tangent + spare, left)
-                for lane in range(lanes):
-                    left[lane] -= 1.0
-                total, spare = spare, total
+            total = raise_powers(w, left, fewest, most)
             write_result(w, tangent + total if frechet else total, out, first, here)
 
-    return kernel
+    return kernel, exponential

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -58,6 +59,18 @@ class Factor(ABC):
         return self.dense(-coef)
 
 
+class Inline(NamedTuple):
+    """How a compiled kernel can compute a family itself; see `lanes.py`."""
+
+    kind: str
+    """"rotation" (closed form), "split" (product of factors) or "exponential"."""
+    sizes: tuple[int, int, int] = (0, 0, 0)
+    """Numbers of diagonals, rotations and shears; all zero where the coordinates are the entries of the generator."""
+    diagonal: str = "softplus"
+    """What a diagonal coordinate d stands for: "softplus" is -softplus(d), "clamp" is -max(d, 0)."""
+    bounded: bool = False
+
+
 class RightAction(nn.Module, ABC):
     """A family of right actions R(coords, step) of one group of width P; calling it is `dense`.
 
@@ -91,6 +104,11 @@ class RightAction(nn.Module, ABC):
     def inverse(self, coords: Tensor, step: Tensor | float) -> Tensor:
         """R^{-1} [.., P, P], the true inverse (never a transpose)."""
         return torch.linalg.inv(self.dense(coords, step))
+
+    @property
+    def inline(self) -> Inline | None:
+        """How a compiled kernel can compute R itself; `None` where it has to be given R."""
+        return None
 
     @property
     def stable(self) -> bool:

@@ -27,10 +27,10 @@ from torch import Tensor, nn
 
 from shippo_ssm._dtypes import compute_dtype
 from shippo_ssm.actions._rotation_kernels import build_rotation
-from shippo_ssm.actions.base import Factor, RightAction, check_state, not_finite, values_visible
+from shippo_ssm.actions.base import Factor, Inline, RightAction, check_state, not_finite, values_visible
 from shippo_ssm.actions.expm import check_square, expm
 from shippo_ssm.actions.factors import RankOne
-from shippo_ssm.actions.kernels import choose_kernel, coordinate_op
+from shippo_ssm.actions.kernels import LARGEST_WIDTH, choose_kernel, coordinate_op
 from shippo_ssm.actions.rotations import WIDTHS, rotation
 from shippo_ssm.actions.split import (
     apply_factors,
@@ -118,6 +118,12 @@ class Factored(RightAction):
         start = torch.zeros(self.num_coordinates)
         start[: self.sizes[0]] = START
         return start
+
+    @property
+    def inline(self) -> Inline | None:
+        if self.p is not None or self.width > LARGEST_WIDTH:
+            return None
+        return Inline("exponential" if isinstance(self, Exponential) else "split", self.sizes, bounded=self.bounded)
 
 
 @final
@@ -311,6 +317,10 @@ class DenseExp(Exponential):
         self.check(coords, values=False)
         return coords.unflatten(-1, (self.width, self.width))
 
+    @property
+    def inline(self) -> Inline | None:
+        return None if self.width > LARGEST_WIDTH else Inline("exponential", bounded=self.bounded)
+
 
 @final
 class Structured(Factored, Exponential):
@@ -367,6 +377,10 @@ class Orthogonal(Factored, Exponential):
         return self.dense(-coords, step)
 
     @property
+    def inline(self) -> Inline | None:
+        return Inline("rotation") if self.width in WIDTHS else super().inline
+
+    @property
     def stable(self) -> bool:
         return True
 
@@ -399,6 +413,11 @@ class Dissipative(Factored, Exponential):
         coords, step = coords.to(dtype), step.to(dtype).unsqueeze(-1)
         # The gradient of a clamp is one at its edge, that of a relu zero.
         return step * torch.cat([-coords[..., : self.width].clamp_min(0.0), coords[..., self.width :]], -1)
+
+    @property
+    def inline(self) -> Inline | None:
+        inline = super().inline
+        return None if inline is None else inline._replace(diagonal="clamp")
 
     def init_coordinates(self) -> Tensor:
         return torch.zeros(self.num_coordinates)

@@ -139,13 +139,24 @@ class Emitter:
         """The index `index * factor`."""
         return self.builder.mul(self._as_index(index), self._as_index(factor))
 
-    def blocks(self, length: int) -> Iterator[Any]:
+    def blocks(self, length: Any) -> Iterator[Any]:
         """First lanes of the blocks that cover `range(length)`; the last one may hold fewer than `lanes` elements.
 
-        The body is traced once for the whole blocks (a run-time loop) and once more for the rest.
+        The body is traced once for the whole blocks (a run-time loop) and once more for the rest: one block where `length` is
+        known while compiling, single elements where it is an argument.
         """
         from numba.core import cgutils
 
+        if not isinstance(length, int):
+            self._active, build = self.lanes, self.builder
+            whole = build.sdiv(length, self._as_index(self.lanes))
+            with cgutils.for_range(build, whole) as loop:
+                yield self.times(loop.index, self.lanes)
+            self._active, start = 1, self.times(whole, self.lanes)
+            with cgutils.for_range(build, build.sub(length, start)) as loop:
+                yield build.add(start, loop.index)
+            self._active = self.lanes
+            return
         whole, rest = divmod(length, self.lanes)
         self._active = self.lanes
         if whole == 1:
@@ -213,6 +224,10 @@ class Emitter:
             return
         for lane in range(self._active):
             self._store(self.builder.extract_element(vector, self._lane(lane)), array, self.at(index, lane))
+
+    def store_first(self, array: Pointer, index: Any, vector: Any) -> None:
+        """array[index] = the first lane of `vector`."""
+        self._store(self.builder.extract_element(vector, self._lane(0)), array, index)
 
     def splat(self, array: Pointer, index: Any) -> Any:
         """array[index] in every lane."""

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
+from shippo_ssm.layers.decode import RMSNorm
 from shippo_ssm.layers.mixer import Mixer, Segment
 from shippo_ssm.layers.shippo import Shippo
 from shippo_ssm.layers.spec import ShippoSpec
@@ -36,6 +37,8 @@ class Block(Mixer[Any]):
         torch.Size([2, 5, 16])
     """
 
+    takes_every = True
+
     def __init__(
         self,
         mixer: Mixer[Any],
@@ -46,9 +49,9 @@ class Block(Mixer[Any]):
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__(mixer.d_model)
-        self.norm = nn.RMSNorm(self.d_model, eps=norm_eps, device=device, dtype=dtype)
+        self.norm = RMSNorm(self.d_model, eps=norm_eps, device=device, dtype=dtype)
         self.mixer = mixer
-        self.mlp_norm = None if mlp is None else nn.RMSNorm(self.d_model, eps=norm_eps, device=device, dtype=dtype)
+        self.mlp_norm = None if mlp is None else RMSNorm(self.d_model, eps=norm_eps, device=device, dtype=dtype)
         self.mlp = mlp
 
     def run(self, u: Tensor, state: Any, segment: Segment) -> tuple[Tensor, Any]:
@@ -122,6 +125,8 @@ class ShippoBackbone(Mixer[list[ShippoState]]):
         (torch.Size([2, 5, 16]), 2)
     """
 
+    takes_every = True
+
     def __init__(
         self,
         d_model: int,
@@ -136,7 +141,7 @@ class ShippoBackbone(Mixer[list[ShippoState]]):
         spec, place = ShippoSpec(**options), {"device": device, "dtype": dtype}
         layers = (Shippo(d_model, spec=spec, layer_idx=index, device=device, dtype=dtype) for index in range(n_layers))
         self.layers = Stack(Block(layer, norm_eps=norm_eps, device=device, dtype=dtype) for layer in layers)
-        self.norm = nn.RMSNorm(d_model, eps=norm_eps, **place)
+        self.norm = RMSNorm(d_model, eps=norm_eps, **place)
 
     def run(self, u: Tensor, state: Sequence[ShippoState] | None, segment: Segment) -> tuple[Tensor, list[ShippoState]]:
         u, after = self.layers.run(u, state, segment)

@@ -122,6 +122,11 @@ class Controller(nn.Module):
         """What stays in float32 in a half-precision model and takes no weight decay."""
         return [self.scalar_bias] + ([] if self.right_bias is None else [self.right_bias])
 
+    @property
+    def projections(self) -> list[nn.Linear]:
+        """The linear layers in the order of what they emit: write, read, scalars and, where there is one, the right suffix."""
+        return [self.write_proj, self.read_proj, self.scalar_proj] + ([] if self.right_proj is None else [self.right_proj])
+
     def forward(self, x: Tensor, window: Tensor | None = None, segment: Segment = WHOLE) -> tuple[Emission, Tensor | None]:
         """Emit for every position of `x` [B, T, D].
 

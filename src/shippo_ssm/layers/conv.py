@@ -73,7 +73,7 @@ class ShortConv(nn.Module):
             window: [B, K - 1, D], or [num_sequences, K - 1, D] with `cu_seqlens`.
             segment: padding (where y is not meaningful) and packing.
         """
-        mask, cu_seqlens = segment
+        mask, cu_seqlens = segment.mask, segment.cu_seqlens
         # Under autocast the inputs may be of a lower precision than a window kept from an earlier call.
         window = window.to(x.dtype)
         if cu_seqlens is not None:

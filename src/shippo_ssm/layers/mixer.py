@@ -15,21 +15,26 @@ from typing import TYPE_CHECKING, Any, ClassVar, Generic, Literal, NamedTuple, T
 import torch
 from torch import Tensor, nn
 
+from shippo_ssm.layers.states import map_states
 from shippo_ssm.scan.checks import check_cu_seqlens
 
 State = TypeVar("State")
 
 
 class Segment(NamedTuple):
-    """What a call says about its positions, checked already.
+    """What a call says about its positions and its state, checked already.
 
     Args:
         mask: [B, T] bool, `False` at padding; `None` where every position is real.
         cu_seqlens: [num_sequences + 1] boundaries of sequences packed along T, with B = 1; `None` for one sequence per row.
+        owned: whether the state that is given may be written over.
+        every: whether the state that is returned is that after every position, with a leading T axis on all its tensors.
     """
 
     mask: Tensor | None = None
     cu_seqlens: Tensor | None = None
+    owned: bool = False
+    every: bool = False
 
     @property
     def whole(self) -> bool:
@@ -43,6 +48,8 @@ class Segment(NamedTuple):
 
 # Whole rows, every position real.
 WHOLE = Segment()
+# The same, from a state that may be written over; and with the state after every position.
+OWNED, EVERY = Segment(owned=True), Segment(every=True)
 
 
 class Mixer(nn.Module, ABC, Generic[State]):
@@ -65,6 +72,8 @@ class Mixer(nn.Module, ABC, Generic[State]):
 
     takes_gaps: ClassVar[bool] = True
     """Whether the layer knows padding and packed sequences."""
+    takes_every: ClassVar[bool] = False
+    """Whether `run` gives the state after every position where a segment asks for it; otherwise positions go one by one."""
 
     def __init__(self, d_model: int) -> None:
         super().__init__()
@@ -141,18 +150,39 @@ class Mixer(nn.Module, ABC, Generic[State]):
                 f"{type(self).__name__}: `attention_mask` or `cu_seqlens` came; expected `None`, this layer moves at every "
                 "position; leave padding out, or take a Shippo layer"
             )
-        y, state = self.run(u, state, segment)
+        run = self.run if self.takes_every or not segment.every else self.run_each
+        y, state = run(u, state, segment)
         return (y, state) if output_state else y
 
     if TYPE_CHECKING:
         __call__ = forward
 
-    def step(self, u: Tensor, state: State) -> tuple[Tensor, State]:
-        """One position: u [B, d_model] and a state give y [B, d_model] and the next state."""
+    def step(self, u: Tensor, state: State | None = None, *, in_place: bool = False) -> tuple[Tensor, State]:
+        """One position.
+
+        Args:
+            u: [B, d_model].
+            state: what an earlier call gave; a fresh start by default.
+            in_place: whether `state` is the caller's alone and may be written over.
+
+        Returns:
+            y [B, d_model] and the next state.
+        """
         if not isinstance(u, Tensor) or u.ndim != 2:
             raise ValueError(f"{type(self).__name__}.step: `u` is {_describe(u)}; expected [B, d_model], one position")
-        y, state = self(u.unsqueeze(1), state, output_state=True)
+        u = u.unsqueeze(1)
+        self.check(u)
+        y, state = self(u, state, OWNED if in_place else WHOLE, output_state=True)
         return y.squeeze(1), state
+
+    def run_each(self, u: Tensor, state: State | None, segment: Segment) -> tuple[Tensor, State]:
+        """`run` with the state after every position, one position after another."""
+        outputs, states = [], []
+        for position in u.split(1, dim=1):
+            y, state = self.run(position, state, WHOLE)
+            outputs.append(y)
+            states.append(state)
+        return torch.cat(outputs, dim=1), map_states(lambda *tensors: torch.stack(tensors), *states)
 
     def right_actions(self, u: Tensor) -> Tensor | None:
         """R [B, T, G, P, P] that the layer would apply along `u` [B, T, d_model]; `None` for one without right actions."""

@@ -22,7 +22,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from shippo_ssm._dtypes import compute_dtype
+from shippo_ssm._private import is_transformed
 from shippo_ssm.actions import get_family
+from shippo_ssm.layers import decode
 from shippo_ssm.layers.cell import CellState, run_cell, step_cell
 from shippo_ssm.layers.controller import Controller, Emission
 from shippo_ssm.layers.conv import ShortConv
@@ -55,6 +57,8 @@ class Shippo(Mixer[ShippoState]):
         >>> torch.allclose(y_last, layer(u)[:, 5], atol=1e-5)
         True
     """
+
+    takes_every = True
 
     def __init__(
         self,
@@ -158,6 +162,10 @@ class Shippo(Mixer[ShippoState]):
 
     def run(self, u: Tensor, state: ShippoState | None, segment: Segment) -> tuple[Tensor, ShippoState]:
         """One segment; a single token that continues a state takes one update of the cell instead of a scan."""
+        if self._can_decode(u, state, segment):
+            return self._decode(u, state, segment)
+        if segment.every:
+            return self.run_each(u, state, segment)
         single = state is not None and u.shape[1] == 1 and segment.whole
         x, gate, emission, state, windows = self._emit(u, state, segment)
         # The recurrence runs in float32 at least, also where autocast lowers the projections.
@@ -183,6 +191,68 @@ class Shippo(Mixer[ShippoState]):
         if segment.mask is not None:
             y = y * segment.mask.unsqueeze(-1)
         return y, windows._replace(cell=cell)
+
+    def _can_decode(self, u: Tensor, state: ShippoState | None, segment: Segment) -> bool:
+        """Whether `_decode` serves a call: few tokens, no gradients, plain CPU tensors of the dtypes it knows, and nobody
+        listens to the modules that it does not call."""
+        if torch.is_grad_enabled() or not segment.whole or u.device.type != "cpu" or u.dtype not in decode.DTYPES:
+            return False
+        if (u.shape[1] != 1 and not segment.every) or not u.numel() or self.spec.backend not in ("auto", "fused"):
+            return False
+        kept, controller = self.drift_log.dtype, self.controller
+        plain = self.conv.weight.dtype == u.dtype and kept == compute_dtype(u.dtype) and self.drift_log.device == u.device
+        if not plain or self.conv.weight.device != u.device or controller.zero_suffix:
+            return False
+        if state is not None and (state.conv.dtype != u.dtype or state.cell.memory.dtype != kept):
+            return False
+        if controller.conv is not None and segment.every:
+            return False
+        silent = (self.conv, controller, self.right, self.read_norm)
+        listened = any(module is not None and decode.is_hooked(module) for module in silent)
+        return not (listened or is_transformed(u) or torch.is_autocast_enabled("cpu"))
+
+    def _decode(self, u: Tensor, state: ShippoState | None, segment: Segment) -> tuple[Tensor, ShippoState]:
+        """`run` for a few tokens: the projections, and two compiled operators between them."""
+        batch, length, _ = u.shape
+        fresh = state is None
+        if state is None:
+            state = self.init_state(batch, u)
+        else:
+            check_state("Shippo", state, self.state_shapes(batch), u.device)
+        before = (state.conv.contiguous(), *(tensor.contiguous() for tensor in state.cell))
+        if (fresh or segment.owned) and not segment.every:
+            after = before
+        else:
+            lead = (length,) if segment.every else ()
+            after = tuple(torch.empty(lead + tensor.shape, dtype=tensor.dtype) for tensor in before)
+        tokens, rank, dtype = batch * length, self.spec.write_rank, u.dtype
+        (projected,) = decode.project([self.in_proj], u.view(tokens, -1) if u.is_contiguous() else u.reshape(tokens, -1))
+        x = torch.empty(tokens, rank * self.d_inner, dtype=dtype)
+        decode.branch(projected, before[0], self.conv.weight, self.conv.bias, x, after[0], segment.every)
+        controller, own_window = self.controller, None
+        source = x if rank == 1 else x[:, : self.d_inner]
+        if controller.conv is not None and state.controller is not None:
+            source, own_window = controller.conv(source.unsqueeze(1), state.controller)
+            source = source.squeeze(1)
+        right, inline, projections = None, None, controller.projections
+        if controller.right_proj is None or not self.use_right:
+            raw = decode.project(projections[:3], source)
+        elif (inline := self.right.inline) is not None:
+            raw = decode.project(projections, source)
+        else:
+            *raw, coords = (projection(source) for projection in projections)
+            groups, kept = self.num_groups, self.drift_log.dtype
+            step = F.softplus(raw[2][:, :groups].to(kept) + controller.scalar_bias[0])
+            assert controller.right_bias is not None
+            right = self.right(coords.unflatten(-1, (groups, -1)).to(kept) + controller.right_bias, step).contiguous()
+        norm = None if self.read_norm is None else self.read_norm.weight
+        parameters = (controller.scalar_bias, controller.right_bias, self.drift_log, self.skip, norm)
+        out = torch.empty(tokens, self.d_inner, dtype=dtype)
+        decode.cell(
+            x, projected, raw, right, inline, parameters, READ_EPS, before[1:], after[1:], out, segment.every
+        )  # fmt: skip
+        (y,) = decode.project([self.out_proj], out)
+        return y.view(batch, length, -1), ShippoState(after[0], CellState(*after[1:]), own_window)
 
     def right_actions(
         self,

@@ -1,17 +1,19 @@
 """The state of a layer between calls: convolution windows and the cell's state, as nested named tuples of tensors.
 
-Plain tuples pass through `torch.compile`, `torch.export` and checkpointing without registration. `detach` cuts the graph
-for truncated backpropagation, `reorder` picks rows for beam search, `to` moves.
+Plain tuples pass through `torch.compile`, `torch.export` and checkpointing without registration. What one can do with a state
+stands in `states.py`, for states of any kind.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from pathlib import Path
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
+from shippo_ssm.layers import states
 from shippo_ssm.layers.cell import CellState
 
 
@@ -42,19 +44,31 @@ class ShippoState(NamedTuple):
 
     def detach(self) -> ShippoState:
         """The same numbers outside the graph."""
-        return self._map(Tensor.detach)
+        return states.detach(self)
+
+    def clone(self) -> ShippoState:
+        """The same numbers in memory of their own."""
+        return states.clone(self)
+
+    def to(self, target: torch.device | torch.dtype | str) -> ShippoState:
+        """The state on another device, or in another dtype."""
+        return states.to(self, target)
+
+    def select(self, rows: Tensor | Sequence[int] | int) -> ShippoState:
+        """The sequences `rows`, with repeats as beam search wants them."""
+        return states.select(self, rows)
 
     def reorder(self, index: Tensor) -> ShippoState:
-        """Rows `index` [new B] of the batch, with repeats as beam search wants them."""
-        return self._map(lambda tensor: tensor.index_select(0, index.to(tensor.device)))
+        """`select`, as beam search calls it."""
+        return states.select(self, index)
 
-    def to(self, device: torch.device | str) -> ShippoState:
-        """The state on another device; dtypes stay."""
-        return self._map(lambda tensor: tensor.to(device))
+    def repeat(self, times: int) -> ShippoState:
+        """Every sequence `times` times."""
+        return states.repeat(self, times)
 
-    def _map(self, change: Callable[[Tensor], Tensor]) -> ShippoState:
-        controller = None if self.controller is None else change(self.controller)
-        return ShippoState(change(self.conv), CellState(*(change(tensor) for tensor in self.cell)), controller)
+    def save(self, path: str | Path) -> Path:
+        """Write the state to a safetensors file; `states.load(path, like=layer.init_state(1))` reads it."""
+        return states.save(self, path)
 
 
 def check_state(op: str, state: ShippoState, expected: dict[str, tuple[int, ...]], device: torch.device) -> None:
@@ -77,11 +91,5 @@ def check_state(op: str, state: ShippoState, expected: dict[str, tuple[int, ...]
             )
 
 
-def detach_states(states: Sequence[ShippoState]) -> list[ShippoState]:
-    """`detach` for the states of all layers of a backbone."""
-    return [state.detach() for state in states]
-
-
-def reorder_states(states: Sequence[ShippoState], index: Tensor) -> list[ShippoState]:
-    """`reorder` for the states of all layers of a backbone."""
-    return [state.reorder(index) for state in states]
+# The states of all layers are a list, to which the functions of `states` apply as they are.
+detach_states, reorder_states = states.detach, states.select

@@ -2,18 +2,19 @@
 
 Data path: token ids [B, T] are embedded to [B, T, hidden_size], pass num_hidden_layers pre-norm residual SHiPPO layers and a
 last norm, and a linear head gives logits [B, T, vocab_size]. Between calls the recurrent states live in the library's
-`DynamicCache`, in one layer of its linear-attention kind per layer of the model: the convolution window is its first conv
-state, the last source (and the controller's window, if any) its second, the memory [B, G, N, P] its recurrent state. Beam
-search reorders them as any other cache. Padding marked in `attention_mask` is the identity map, so that left-padded batches
-decode as if each row were alone.
+`DynamicCache`, in one layer of its linear-attention kind per layer of the model. Beam search reorders them as any other cache,
+and assisted generation goes back to the last token that was accepted: states are kept while candidates are looked at. Padding
+marked in `attention_mask` is the identity map, so that left-padded batches decode as if each row were alone.
 
 Importing this module registers the classes with `AutoConfig`, `AutoModel` and `AutoModelForCausalLM`.
 """
 
 from __future__ import annotations
 
+import itertools
 import logging
-import math
+from collections import deque
+from collections.abc import Callable
 from dataclasses import fields
 from typing import Any, NoReturn
 
@@ -26,8 +27,10 @@ from transformers.configuration_utils import PreTrainedConfig
 from transformers.masking_utils import create_recurrent_attention_mask
 from transformers.modeling_outputs import BaseModelOutputWithPast, CausalLMOutputWithPast
 
-from shippo_ssm.layers import PAPER_START, Block, CellState, Controller, Shippo, ShippoSpec, ShippoState, ShortConv, Stack
-from shippo_ssm.layers.mixer import WHOLE, check_gaps
+from shippo_ssm.layers import PAPER_START, Block, Controller, Shippo, ShippoSpec, ShippoState, ShortConv, Stack
+from shippo_ssm.layers.decode import RMSNorm
+from shippo_ssm.layers.mixer import WHOLE, Segment, check_gaps
+from shippo_ssm.layers.states import at
 
 logger = logging.getLogger("shippo_ssm")
 
@@ -42,13 +45,16 @@ LIBRARY_NAMES = {
 }
 # What `ShippoConfig.layer_types` calls our layers, and the cache layer that belongs to them.
 LAYER_TYPE = "shippo"
+# Positions that a cache can go back by while it records the past: more than assisted generation proposes at once.
+NUM_RECORDED = 64
 
 
 class ShippoCacheLayer(LinearAttentionLayer, CacheLayerMixin):
-    """One layer of a `DynamicCache`: a linear-attention layer with two conv states that also counts the positions it has seen.
+    """One layer of a `DynamicCache`: the `ShippoState` of a layer, and how many positions it has seen.
 
     `generate` asks a cache how long it is; the library's own linear-attention layer leaves that to attention layers beside it,
-    and a purely recurrent model has none. The name `_layer_type` makes `DynamicCache(config=config)` build these layers.
+    and a purely recurrent model has none. The name `_layer_type` makes `DynamicCache(config=config)` build these layers. While
+    the past is recorded (`activate_past_recording`), the states after the last positions are kept, so that `crop` can go back.
     """
 
     _layer_type = LAYER_TYPE
@@ -56,26 +62,37 @@ class ShippoCacheLayer(LinearAttentionLayer, CacheLayerMixin):
     def __init__(self, **kwargs: Any) -> None:
         CacheLayerMixin.__init__(self)
         LinearAttentionLayer.__init__(self, number_of_states=2)
+        self.state: ShippoState | None = None
         self.num_seen = 0
-
-    def load(self, mixer: Shippo) -> ShippoState | None:
-        """The `ShippoState` held for `mixer`, or `None` before the first call."""
-        window, rest, memory = self.conv_states[0], self.conv_states[1], self.recurrent_states[0]
-        if not self.has_previous_state[0] or window is None or rest is None or memory is None:
-            return None
-        shapes = mixer.state_shapes(memory.shape[0])
-        names = [name for name in ("write", "value", "controller") if name in shapes]
-        parts = rest.squeeze(-1).split([math.prod(shapes[name][1:]) for name in names], dim=1)
-        tensors = {name: part.reshape(shapes[name]) for name, part in zip(names, parts)}
-        return ShippoState(window.mT, CellState(memory, tensors["write"], tensors["value"]), tensors.get("controller"))
+        # The states after the last positions, `state` at the end.
+        self.past: deque[ShippoState] = deque(maxlen=NUM_RECORDED + 1)
 
     def store(self, state: ShippoState, num_new: int) -> None:
-        """Keep `state`, reached after `num_new` more positions. Time is the last dimension of conv states."""
-        rest = [state.cell.write, state.cell.value] + ([] if state.controller is None else [state.controller])
-        self.update_conv_state(state.conv.mT, 0)
-        self.update_conv_state(torch.cat([tensor.flatten(1).to(rest[0].dtype) for tensor in rest], dim=1).unsqueeze(-1), 1)
-        self.update_recurrent_state(state.cell.memory, 0)
+        """Keep `state`, reached after `num_new` more positions."""
+        self.state = state
         self.num_seen += num_new
+        self.device, self.dtype = state.conv.device, state.conv.dtype
+        if self.record_past:
+            self.past.append(state)
+
+    def crop(self, tokens_to_remove: int) -> None:
+        """Go back by -`tokens_to_remove` positions, to a state that was recorded."""
+        back = -tokens_to_remove
+        if back < 0 or back >= max(1, len(self.past)):
+            raise ValueError(
+                f"ShippoCacheLayer: `tokens_to_remove` is {tokens_to_remove} with {len(self.past)} recorded states; expected a "
+                f"number from {-max(0, len(self.past) - 1)} to 0; call activate_past_recording() first, and go back by at most "
+                f"{NUM_RECORDED} positions"
+            )
+        if self.past:
+            self.state = self.past[-1 - back]
+            self.past = deque([self.state], maxlen=NUM_RECORDED + 1)
+            self.num_seen -= back
+
+    @property
+    def is_croppable(self) -> bool:
+        """Whether `crop` can go back."""
+        return self.record_past
 
     def get_seq_length(self) -> int:
         """Positions seen, padding included."""
@@ -91,19 +108,74 @@ class ShippoCacheLayer(LinearAttentionLayer, CacheLayerMixin):
 
     def reset(self) -> None:
         """Forget everything."""
-        super().reset()
-        self.num_seen = 0
+        self.state, self.num_seen = None, 0
+        self.past.clear()
+
+    def reorder_cache(self, beam_idx: Tensor) -> None:
+        """Keep the rows `beam_idx`."""
+        self._change(lambda state: state.select(beam_idx))
 
     def batch_repeat_interleave(self, repeats: int) -> None:
         """Repeat every row `repeats` times."""
-        if self.device is not None:
-            rows = self.recurrent_states[0].shape[0]  # pyright: ignore[reportOptionalMemberAccess]
-            self.batch_select_indices(torch.arange(rows, device=self.device).repeat_interleave(repeats))
+        self._change(lambda state: state.repeat(repeats))
 
     def batch_select_indices(self, indices: Tensor) -> None:
         """Keep the rows `indices`."""
-        if self.device is not None:
-            self.reorder_cache(indices)  # pyright: ignore[reportArgumentType]
+        self._change(lambda state: state.select(indices))
+
+    def offload(self) -> None:
+        """Move the state to the CPU."""
+        self._change(lambda state: state.to("cpu"))
+
+    def prefetch(self) -> None:
+        """Move the state back to its device."""
+        self._change(lambda state: state.to(self.device or "cpu"))
+
+    def _change(self, change: Callable[[ShippoState], ShippoState]) -> None:
+        if self.state is not None:
+            self.state = change(self.state)
+            self.past = deque([self.state] if self.record_past else [], maxlen=NUM_RECORDED + 1)
+
+    # What the library looks at in a linear-attention layer, as views of the state; time is the last axis of conv states.
+    @property
+    def conv_states(self) -> dict[int, Tensor | None]:
+        """The convolution's window, and the last source with the controller's window, if any."""
+        if self.state is None:
+            return {0: None, 1: None}
+        own = [] if self.state.controller is None else [self.state.controller]
+        rest = [tensor.flatten(1) for tensor in (self.state.cell.write, self.state.cell.value, *own)]
+        return {0: self.state.conv.mT, 1: torch.cat([tensor.to(rest[0].dtype) for tensor in rest], 1).unsqueeze(-1)}
+
+    @property
+    def recurrent_states(self) -> dict[int, Tensor | None]:
+        """The memory [B, G, N, P]."""
+        return {0: None if self.state is None else self.state.cell.memory, 1: None}
+
+    @property
+    def has_previous_state(self) -> dict[int, bool]:
+        """Whether there is a state, by the number of a conv state."""
+        return dict.fromkeys(range(2), self.state is not None)
+
+    @property
+    def is_conv_states_initialized(self) -> dict[int, bool]:
+        """The same."""
+        return self.has_previous_state
+
+    @property
+    def is_recurrent_states_initialized(self) -> dict[int, bool]:
+        """The same, for the memory."""
+        return {0: self.state is not None, 1: False}
+
+    @conv_states.setter
+    def conv_states(self, value: Any) -> None: ...
+    @recurrent_states.setter
+    def recurrent_states(self, value: Any) -> None: ...
+    @has_previous_state.setter
+    def has_previous_state(self, value: Any) -> None: ...
+    @is_conv_states_initialized.setter
+    def is_conv_states_initialized(self, value: Any) -> None: ...
+    @is_recurrent_states_initialized.setter
+    def is_recurrent_states_initialized(self, value: Any) -> None: ...
 
 
 @strict
@@ -186,7 +258,6 @@ class ShippoPreTrainedModel(PreTrainedModel):
     base_model_prefix = "model"
     _no_split_modules = ["Block"]  # noqa: RUF012
     supports_gradient_checkpointing = True
-    _is_stateful = True
     _keep_in_fp32_modules_strict = {"drift_log", "skip", "initial_memory", "read_norm", "scalar_bias", "right_bias"}  # noqa: RUF012
 
     @torch.no_grad()
@@ -218,7 +289,7 @@ class ShippoModel(ShippoPreTrainedModel):
         spec, width, eps = config.spec, config.hidden_size, config.layer_norm_epsilon
         mixers = (Shippo(width, spec=spec, layer_idx=index) for index in range(config.num_hidden_layers))
         self.layers = Stack(Block(mixer, norm_eps=eps) for mixer in mixers)
-        self.norm = nn.RMSNorm(width, eps=eps)
+        self.norm = RMSNorm(width, eps=eps)
         self.post_init()
 
     def forward(
@@ -259,23 +330,46 @@ class ShippoModel(ShippoPreTrainedModel):
             attention_mask = attention_mask[LAYER_TYPE]
         attention_mask = create_recurrent_attention_mask(self.config, u, attention_mask, past_key_values)
 
-        caches = None if past_key_values is None else self._caches(past_key_values)
-        states = None
-        if caches is not None and caches[0].num_seen:
-            states = [cache.load(mixer) for cache, mixer in zip(caches, self.mixers)]
+        caches = [] if past_key_values is None else self._caches(past_key_values)
+        states = [cache.state for cache in caches] if caches and caches[0].num_seen else None
         hidden = output_hidden_states if output_hidden_states is not None else self.config.output_hidden_states
         seen: list[Tensor] = []
         segment = WHOLE if attention_mask is None else check_gaps("ShippoModel", u, attention_mask, None)
-        num_new = u.shape[1]
-        u, states = self.layers.run(u, states, segment, seen if hidden else None)
-        for cache, state in zip(caches or [], states):
-            cache.store(state, num_new)
+        u = self._run(u, states, segment, caches, seen if hidden else None)
         u = self.norm(u)
         hidden_states: Any = (*seen, u)
         output = BaseModelOutputWithPast(
             last_hidden_state=u, past_key_values=past_key_values, hidden_states=hidden_states if hidden else None
         )
         return output if (self.config.return_dict if return_dict is None else return_dict) else output.to_tuple()
+
+    def _run(
+        self, u: Tensor, states: list[Any] | None, segment: Segment, caches: list[ShippoCacheLayer], seen: list[Tensor] | None
+    ) -> Tensor:
+        """The layers over a segment, with their states kept in `caches`: while these record the past, after every one of the
+        last positions."""
+        length, record = u.shape[1], bool(caches) and caches[0].record_past
+        first = max(0, length - NUM_RECORDED) if record else length
+        # Padding is known to the scan alone, so that padded positions are recorded one by one.
+        cuts = [0, first, length] if segment.whole else [0, *range(first, length + 1)]
+        outputs, entered = [], []
+        for start, stop in itertools.pairwise(cuts):
+            if start == stop:
+                continue
+            # The states in a cache are its own: without gradients they are written over.
+            mask = None if segment.mask is None else segment.mask[:, start:stop]
+            every, owned = record and start >= first and segment.whole, bool(caches) and not record
+            part = segment._replace(mask=mask, every=every, owned=owned and not torch.is_grad_enabled())
+            entered.append([] if seen is not None else None)
+            y, after = self.layers.run(u[:, start:stop], states, part, entered[-1])
+            outputs.append(y)
+            for cache, state in zip(caches, after):
+                for kept in [at(state, t) for t in range(stop - start)] if every else [state]:
+                    cache.store(kept, 1 if every else stop - start)
+            states = [cache.state for cache in caches]
+        if seen is not None:
+            seen += [torch.cat(parts, dim=1) for parts in zip(*entered)]
+        return outputs[0] if len(outputs) == 1 else torch.cat(outputs, dim=1)
 
     @property
     def mixers(self) -> list[Shippo]:

@@ -16,7 +16,8 @@ from torch import Tensor, nn
 
 from shippo_ssm.actions.families import FAMILIES
 from shippo_ssm.layers import Block, Shippo, ShippoSpec, Stack
-from shippo_ssm.layers.mixer import WHOLE, Segment, check_gaps
+from shippo_ssm.layers.decode import RMSNorm
+from shippo_ssm.layers.mixer import OWNED, WHOLE, Segment, check_gaps
 from shippo_ssm.models.baselines import FreeMixer, GRUMixer, transformer_block
 
 MIXERS = ("shippo", "free", "gru", "transformer")
@@ -105,7 +106,7 @@ class SequenceModel(nn.Module):
         self.embedding = nn.Identity() if embedding is None else embedding
         self.in_proj = nn.Linear(width, width)
         self.layers = Stack(self._block(index) for index in range(config.n_layers))
-        self.norm = nn.RMSNorm(width, eps=config.norm_eps)
+        self.norm = RMSNorm(width, eps=config.norm_eps)
         self.out_proj = nn.Linear(width, width)
         self.head = nn.Identity() if head is None else head
         if config.frame_init == "identity":
@@ -121,6 +122,7 @@ class SequenceModel(nn.Module):
         *,
         attention_mask: Tensor | None = None,
         cu_seqlens: Tensor | None = None,
+        segment: Segment | None = None,
         output_state: Literal[False] = False,
     ) -> Tensor: ...
     @overload
@@ -131,6 +133,7 @@ class SequenceModel(nn.Module):
         *,
         attention_mask: Tensor | None = None,
         cu_seqlens: Tensor | None = None,
+        segment: Segment | None = None,
         output_state: Literal[True],
     ) -> tuple[Tensor, list[Any]]: ...
     def forward(
@@ -140,6 +143,7 @@ class SequenceModel(nn.Module):
         *,
         attention_mask: Tensor | None = None,
         cu_seqlens: Tensor | None = None,
+        segment: Segment | None = None,
         output_state: bool = False,
     ) -> Tensor | tuple[Tensor, list[Any]]:
         """Logits at every position.
@@ -149,14 +153,16 @@ class SequenceModel(nn.Module):
             states: the states of an earlier segment, one per layer; a fresh start by default.
             attention_mask: [B, T] of 0 and 1; SHiPPO mixers only.
             cu_seqlens: [num_sequences + 1] boundaries of packed sequences; SHiPPO mixers only.
+            segment: both as a record, in their place; it can also say what becomes of the states (see `Segment`).
             output_state: whether to return the states after the segment.
 
         Returns:
             Logits [B, T, classes] or [B, T, heads, classes], or (logits, states) with `output_state=True`.
         """
         u = self.in_proj(self.embedding(inputs))
-        gaps = attention_mask is not None or cu_seqlens is not None
-        segment = check_gaps("SequenceModel", u, attention_mask, cu_seqlens) if gaps else WHOLE
+        if segment is None:
+            gaps = attention_mask is not None or cu_seqlens is not None
+            segment = check_gaps("SequenceModel", u, attention_mask, cu_seqlens) if gaps else WHOLE
         features, after = self._run(u, states, segment)
         return (self.head(features), after) if output_state else self.head(features)
 
@@ -164,11 +170,19 @@ class SequenceModel(nn.Module):
         """[B, T, d_model] in front of the head, for losses at few positions: `model.head(model.features(inputs)[mask])`."""
         return self._run(self.in_proj(self.embedding(inputs)), None, WHOLE)[0]
 
-    def step(self, inputs: Any, states: Sequence[Any]) -> tuple[Tensor, list[Any]]:
-        """One position: inputs without the T dimension and the states give logits without it and the next states."""
-        u = self.in_proj(self.embedding(inputs)).unsqueeze(1)
-        features, after = self._run(u, states, WHOLE)
-        return self.head(features.squeeze(1)), after
+    def step(self, inputs: Tensor, states: Sequence[Any] | None = None, *, in_place: bool = False) -> tuple[Tensor, list[Any]]:
+        """One position.
+
+        Args:
+            inputs: as in `forward`, without the T dimension.
+            states: what an earlier call gave; a fresh start by default.
+            in_place: whether `states` are the caller's alone and may be written over.
+
+        Returns:
+            Logits without the T dimension, and the next states.
+        """
+        logits, after = self(inputs.unsqueeze(1), states, segment=OWNED if in_place else WHOLE, output_state=True)
+        return logits.squeeze(1), after
 
     def init_state(self, batch_size: int) -> list[Any]:
         """The states of all layers before the first position."""

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Literal
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from shippo_ssm.experiments.mqar.recall import RecallConfig
@@ -67,7 +68,10 @@ class EventEmbedding(nn.Module):
 
     def forward(self, tokens: Tensor) -> Tensor:
         rows = torch.where(tokens < self.sizes, tokens + self.offsets, self.absent)
-        return self.table(rows.flatten(0, -2)).unflatten(0, tokens.shape[:-1])
+        if torch.is_grad_enabled() or tokens.shape[-2] > 1:
+            return self.table(rows.flatten(0, -2)).unflatten(0, tokens.shape[:-1])
+        # A bag is set up for longer than a few rows take to add.
+        return F.embedding(rows, self.table.weight).sum(-2)
 
 
 def build_model(config: MqarConfig, seed: int) -> SequenceModel:
