@@ -51,7 +51,7 @@ def _run_branch(
     length = tokens // max(1, batch)
     taps, channels = weight.shape
     addresses = map(_address, (projected, window, weight, bias, x, next_window))
-    operands = Branch(*addresses, channels, row, length, batch * (taps - 1) * channels if every else 0)
+    operands = Branch._make((*addresses, channels, row, length, batch * (taps - 1) * channels if every else 0))
     storage = _NAMES[x.dtype]
     constants = {"storage": storage, "dtype": _arithmetic(storage), "taps": taps, "has_bias": bias is not None}
     launch(build_branch, batch, operands, fewest=_ROW // (channels * length) + 1, **constants)
@@ -147,7 +147,7 @@ def _run_cell(
         x.dtype, memory.dtype, order, width, rank, num_coordinates, inline, right is not None,
         None if norm is None else norm_eps,
     )  # fmt: skip
-    operands = Cell(_address(x), gate, *places, *given, *ends)
+    operands = Cell._make((_address(x), gate, *places, *given, *ends))
     launch(build_cell, batch, operands, fewest=_ROW // (channels * order * length) + 1, case=case)
 
 

@@ -172,8 +172,8 @@ class Mixer(nn.Module, ABC, Generic[State]):
             raise ValueError(f"{type(self).__name__}.step: `u` is {_describe(u)}; expected [B, d_model], one position")
         u = u.unsqueeze(1)
         self.check(u)
-        y, state = self(u, state, OWNED if in_place else WHOLE, output_state=True)
-        return y.squeeze(1), state
+        y, after = self(u, state, OWNED if in_place else WHOLE, output_state=True)
+        return y.squeeze(1), after
 
     def run_each(self, u: Tensor, state: State | None, segment: Segment) -> tuple[Tensor, State]:
         """`run` with the state after every position, one position after another."""
