@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from docs import works_with
+from tests.interpreted import Interpreter
 
 hypothesis.settings.register_profile("shippo", deadline=None, derandomize=True, database=None)
 hypothesis.settings.load_profile("shippo")
@@ -19,6 +20,14 @@ hypothesis.settings.load_profile("shippo")
 def _one_thread_and_seed():
     torch.set_num_threads(1)
     torch.manual_seed(0)
+
+
+@pytest.fixture(scope="session")
+def interpreter():
+    """Triton's interpreter in a process of its own."""
+    process = Interpreter()
+    yield process
+    process.close()
 
 
 def pytest_addoption(parser):

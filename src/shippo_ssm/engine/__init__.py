@@ -4,12 +4,14 @@ builder + constants, record of operands --launch--> machine code on all threads
 """
 
 from shippo_ssm.engine.blocks import LANES, LaneMap, block_reader, block_writer
+from shippo_ssm.engine.card import Config, card_obstacle, interpreted, launch_card
 from shippo_ssm.engine.compiler import cache_directory
 from shippo_ssm.engine.emitter import Emitter, Pointer, Variable, register_lanes, simd, simd_lanes
 from shippo_ssm.engine.run import launch, parallel_for
 
 __all__ = [
     "LANES",
+    "Config",
     "Emitter",
     "LaneMap",
     "Pointer",
@@ -17,7 +19,10 @@ __all__ = [
     "block_reader",
     "block_writer",
     "cache_directory",
+    "card_obstacle",
+    "interpreted",
     "launch",
+    "launch_card",
     "parallel_for",
     "register_lanes",
     "simd",

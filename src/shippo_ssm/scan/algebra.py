@@ -78,10 +78,10 @@ class Recurrence(NamedTuple):
         """The positions start .. stop - 1."""
         return self.map_time(lambda tensor: tensor[:, start:stop])
 
-    def normalised(self) -> Recurrence:
-        """The same recurrence with a rank axis, in the dtype that states are kept in."""
+    def normalised(self, cast: bool = True) -> Recurrence:
+        """The same recurrence with a rank axis, in the dtype that states are kept in unless a backend casts what it loads."""
         dtype, rank = compute_dtype(self.value.dtype), self.value.ndim == 5
-        value, write, read, step, drift, right, seen = self.map(lambda tensor: tensor.to(dtype))
+        value, write, read, step, drift, right, seen = self.map(lambda tensor: tensor.to(dtype)) if cast else self
         if not rank:
             value, write, seen = value.unsqueeze(-2), write.unsqueeze(-2), None if seen is None else seen.unsqueeze(-2)
         return Recurrence(value, write, read, step, drift, right, seen)

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from shippo_ssm._dtypes import compute_dtype
-from shippo_ssm.scan import associative, chunked, fused, reference, segments
+from shippo_ssm.scan import associative, chunked, fused, reference, segments, triton
 from shippo_ssm.scan.algebra import Recurrence
 from shippo_ssm.scan.checks import check_affine_arguments, check_recurrence
 
@@ -19,7 +19,11 @@ def _segmented(
     recurrence: Recurrence, initial_state: Tensor | None = None, cu_seqlens: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
     """y and the final state, by segments of each sequence side by side."""
-    run = fused.run if fused.obstacle(recurrence.value) is None else chunked.run
+    run = chunked.run
+    if fused.obstacle(recurrence.value) is None:
+        run = fused.run
+    elif triton.obstacle(recurrence.value) is None:
+        run = triton.run
     return segments.scan_in_place(run, recurrence, initial_state, cu_seqlens)
 
 
@@ -29,6 +33,7 @@ BACKENDS = {
     "associative": associative.run,
     "chunked": chunked.run,
     "fused": fused.run,
+    "triton": triton.run,
     "segmented": _segmented,
 }
 
@@ -53,7 +58,7 @@ def resolve_backend(value: Tensor, right: Tensor | None = None, *, backend: str 
     Args:
         value: [B, T, G, P] or [B, T, G, r, P]; its device, dtype and sizes decide.
         right: [B, T, G, P, P] or `None`; taken so that the call looks like the scan's.
-        backend: "auto" or one of "reference", "associative", "chunked", "fused", "segmented".
+        backend: "auto" or one of "reference", "associative", "chunked", "fused", "triton", "segmented".
 
     Returns:
         A string with a `.reason`.
@@ -91,7 +96,7 @@ def transport_scan(
         initial_state: [B, G, N, P], or [num_sequences, G, N, P] with `cu_seqlens`; zeros by default.
         output_final_state: whether to return the state after the last position.
         cu_seqlens: [num_sequences + 1] boundaries of sequences packed along T, with B = 1; a sequence may be empty.
-        backend: "auto", "reference", "associative", "chunked", "fused" or "segmented"; see `resolve_backend`.
+        backend: "auto", "reference", "associative", "chunked", "fused", "triton" or "segmented"; see `resolve_backend`.
 
     Returns:
         y [B, T, G, P] in the dtype of `value`, and the final state ([B, G, N, P] or [num_sequences, G, N, P]) or `None`.
@@ -108,10 +113,11 @@ def transport_scan(
     """
     given = Recurrence(value, write, read, step, drift, right)
     check_recurrence("transport_scan", given, initial_state, cu_seqlens)
-    recurrence = given.normalised()
+    # Triton's kernels load half precision as it is: half the bytes.
+    recurrence = given.normalised(cast=_choose(value, backend)[0] != "triton")
     y, final_state = scan(
         recurrence,
-        initial_state=None if initial_state is None else initial_state.to(recurrence.value.dtype),
+        initial_state=None if initial_state is None else initial_state.to(compute_dtype(value.dtype)),
         output_final_state=output_final_state,
         cu_seqlens=cu_seqlens,
         backend=backend,
@@ -154,8 +160,8 @@ def block_affine_scan(
     """
     if backend not in ("auto", "reference", "associative"):
         raise ValueError(
-            f"block_affine_scan: `backend` is {backend!r}; expected 'auto', 'reference' or 'associative'; the chunked and "
-            "fused backends serve transport_scan"
+            f"block_affine_scan: `backend` is {backend!r}; expected 'auto', 'reference' or 'associative'; the chunked, "
+            "fused and triton backends serve transport_scan"
         )
     check_affine_arguments(left, right, update, initial_state)
     kept = compute_dtype(update.dtype)
@@ -170,15 +176,22 @@ def _choose(value: Tensor, backend: str) -> tuple[str, str]:
     if backend not in ("auto", *BACKENDS):
         choices = ", ".join(repr(name) for name in ("auto", *BACKENDS))
         raise ValueError(f"transport_scan: `backend` is {backend!r}; expected one of {choices}; 'auto' suits most calls")
-    obstacle = fused.obstacle(value)
-    if backend == "auto":
-        if obstacle is None:
-            # The number of threads cannot be asked for while tracing.
-            chains, threads = value.shape[0] * value.shape[2], 1 if torch.compiler.is_compiling() else torch.get_num_threads()
-            if chains < threads and value.shape[1] >= 2 * segments.SEGMENT_LENGTH:
-                return "segmented", f"auto: {chains} long chains for {threads} threads"
-            return "fused", f"auto: CPU tensors of width {value.shape[-1]} <= {fused.WIDEST}"
+    kind, obstacle = value.device.type, None
+    named = ("fused" if kind == "cpu" else "triton") if backend == "auto" else backend
+    if named in ("fused", "triton"):
+        obstacle = fused.obstacle(value) if named == "fused" else triton.obstacle(value)
+    if backend != "auto":
+        if obstacle is not None:
+            raise ValueError(f"transport_scan: `backend` is {backend!r} with {obstacle}; use backend='chunked' or 'auto'")
+        return backend, "asked for by name"
+    if obstacle is not None:
         return "chunked", f"auto: {obstacle}"
-    if backend == "fused" and obstacle is not None:
-        raise ValueError(f"transport_scan: `backend` is 'fused' with {obstacle}; use backend='chunked' or 'auto'")
-    return backend, "asked for by name"
+    chains, workers = value.shape[0] * value.shape[2], f"{triton.FEWEST_CHAINS} that fill a card"
+    few = chains < triton.FEWEST_CHAINS
+    if kind == "cpu":
+        # The number of threads cannot be asked for while tracing.
+        threads = 1 if torch.compiler.is_compiling() else torch.get_num_threads()
+        few, workers = chains < threads, f"{threads} threads"
+    if few and value.shape[1] >= 2 * segments.SEGMENT_LENGTH:
+        return "segmented", f"auto: {chains} long chains for {workers}"
+    return named, f"auto: {'CPU' if kind == 'cpu' else kind} tensors of width {value.shape[-1]} <= {fused.WIDEST}"

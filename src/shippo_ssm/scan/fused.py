@@ -10,8 +10,8 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -50,20 +50,6 @@ def obstacle(value: Tensor) -> str | None:
     return None
 
 
-def run(recurrence: Recurrence, initial_state: Tensor | None = None, cu_seqlens: Tensor | None = None) -> tuple[Tensor, Tensor]:
-    """y and the final state in compiled kernels, for CPU tensors in float32 or float64 with P <= 16.
-
-    Differentiable once; ask backend="associative" or "reference" for second derivatives.
-    """
-    operands = (*recurrence, initial_state)
-    keep = False
-    if torch.is_grad_enabled():
-        for operand in operands:
-            keep = keep or (operand is not None and operand.requires_grad)
-    y, final_state, _ = _scan(*operands, cu_seqlens, keep)
-    return y, final_state
-
-
 def summary(recurrence: Recurrence, cu_seqlens: Tensor | None = None, *, mirrored: bool = False) -> Affine:
     """What the recurrence does to a state that enters it, one `Affine` per sequence and group; no gradients.
 
@@ -94,87 +80,138 @@ def keep_every(order: int, width: int, rank: int, has_right: bool) -> int:
     return chunk
 
 
-@torch.library.custom_op("shippo::transport_scan", mutates_args=())
-def _scan(
-    value: Tensor,
-    write: Tensor,
-    read: Tensor,
-    step: Tensor,
-    drift: Tensor,
-    right: Tensor | None,
-    seen: Tensor | None,
-    initial_state: Tensor | None,
-    cu_seqlens: Tensor | None,
-    keep: bool,
-) -> tuple[Tensor, Tensor, Tensor]:
-    recurrence = Recurrence(value, write, read, step, drift, right, seen)
-    case = _case(recurrence)
-    y, final_state, checkpoints = _allocate(value, *_output_shapes(case, value, cu_seqlens, keep))
-    count, items = _items(value, cu_seqlens, case.chunk, value.shape[2])
-    launch(build_forward, count, Forward(items, recurrence, initial_state, y, final_state, checkpoints), case=case)
-    return y, final_state, checkpoints
+class Outputs(NamedTuple):
+    """y [B, T, G, P] in the dtype of `value`; final states and the states kept for a backward pass in that of states."""
+
+    y: Tensor
+    final: Tensor
+    kept: Tensor
 
 
-@torch.library.custom_op("shippo::transport_scan_backward", mutates_args=())
-def _scan_backward(
-    value: Tensor,
-    write: Tensor,
-    read: Tensor,
-    step: Tensor,
-    drift: Tensor,
-    right: Tensor | None,
-    seen: Tensor | None,
-    initial_state: Tensor | None,
-    cu_seqlens: Tensor | None,
-    checkpoints: Tensor,
-    dy: Tensor,
-    dfinal: Tensor | None,
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
-    recurrence = Recurrence(value, write, read, step, drift, right, seen)
-    if checkpoints.numel() == 0:
-        _, _, checkpoints = _scan(*recurrence, initial_state, cu_seqlens, True)
-    case = _case(recurrence)
-    gradients = _allocate(value, *_gradient_shapes(*recurrence, initial_state))
-    *gradient, dinitial = gradients
-    gradient = Recurrence(*gradient)
-    per_group = case.chunk * case.order * case.width * value.element_size()
-    count, items = _items(value, cu_seqlens, case.chunk, _BACKWARD_SCRATCH // max(1, per_group))
-    # A constant drift collects one partial per sequence, added in order below: no thread count can change the sum.
-    partials = gradient.drift if case.varying else value.new_zeros(len(items.first_chunk), *drift.shape)
-    results = gradient._replace(drift=partials)
-    launch(build_backward, count, Backward(items, recurrence, checkpoints, dy, dfinal, results, dinitial), case=case)
-    if not case.varying:
-        gradient.drift.copy_(torch.from_numpy(partials.numpy().sum(axis=0, dtype=np.float64)))
-    return gradients
+def scan_operators(
+    name: str, case_of: Callable[..., Any], forward: Callable[..., None], backward: Callable[..., None]
+) -> tuple[Callable[..., tuple[Tensor, Tensor]], Any, Any]:
+    """A backend, the scan and its gradient as custom operators below it, from a backend's own two passes.
+
+    Args:
+        name: of the operator, below `shippo::`.
+        case_of: recurrence -> case, with case.chunk positions between two kept states and case.row numbers in a row of them.
+        forward: (case, recurrence, initial_state, cu_seqlens, outputs), fills the outputs; none are kept where `kept` is empty.
+        backward: (case, recurrence, initial_state, cu_seqlens, kept, dy, dfinal, gradient, dinitial), fills the last two.
+
+    Returns:
+        The backend; the scan, of the fields of a record, initial_state, cu_seqlens and whether to keep; and its gradient.
+    """
+
+    def run(
+        recurrence: Recurrence, initial_state: Tensor | None = None, cu_seqlens: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """y and the final state. Differentiable once; "associative" and "reference" have second derivatives."""
+        operands = (*recurrence, initial_state)
+        keep = False
+        if torch.is_grad_enabled():
+            for operand in operands:
+                keep = keep or (operand is not None and operand.requires_grad)
+        y, final_state, _ = scan_op(*operands, cu_seqlens, keep)
+        return y, final_state
+
+    def outputs_of(recurrence: Recurrence, cu_seqlens: Tensor | None, keep: bool, case: Any, new: Callable) -> Outputs:
+        value, order = recurrence.value, recurrence.read.shape[-1]
+        batch, length, groups, _, width = value.shape
+        sequences = batch if cu_seqlens is None else cu_seqlens.shape[0] - 1
+        # Each sequence begins a chunk: never more than one partly filled chunk for each.
+        kept = batch * length // case.chunk + sequences if keep else 0
+        dtype = torch.promote_types(value.dtype, torch.float32)
+        return Outputs(
+            new(value, (batch, length, groups, width), value.dtype),
+            new(value, (sequences, groups, order, width), dtype),
+            new(value, (kept, groups, width, case.row), dtype),
+        )
+
+    @torch.library.custom_op(f"shippo::{name}", mutates_args=())
+    def scan_op(
+        value: Tensor,
+        write: Tensor,
+        read: Tensor,
+        step: Tensor,
+        drift: Tensor,
+        right: Tensor | None,
+        seen: Tensor | None,
+        initial_state: Tensor | None,
+        cu_seqlens: Tensor | None,
+        keep: bool,
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        recurrence = Recurrence(value, write, read, step, drift, right, seen)
+        case = case_of(recurrence)
+        outputs = outputs_of(recurrence, cu_seqlens, keep, case, allocate)
+        forward(case, recurrence, initial_state, cu_seqlens, outputs)
+        return outputs.y, outputs.final, outputs.kept
+
+    @torch.library.custom_op(f"shippo::{name}_backward", mutates_args=())
+    def backward_op(
+        value: Tensor,
+        write: Tensor,
+        read: Tensor,
+        step: Tensor,
+        drift: Tensor,
+        right: Tensor | None,
+        seen: Tensor | None,
+        initial_state: Tensor | None,
+        cu_seqlens: Tensor | None,
+        kept: Tensor,
+        dy: Tensor,
+        dfinal: Tensor | None,
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
+        recurrence = Recurrence(value, write, read, step, drift, right, seen)
+        if kept.numel() == 0:
+            _, _, kept = scan_op(*recurrence, initial_state, cu_seqlens, True)
+        gradients = gradients_of((*recurrence, initial_state), allocate)
+        *gradient, dinitial = gradients
+        case = case_of(recurrence)
+        backward(case, recurrence, initial_state, cu_seqlens, kept, dy, dfinal, Recurrence(*gradient), dinitial)
+        return gradients
+
+    def gradients_of(operands: Sequence[Tensor | None], new: Callable) -> Any:
+        like = operands[0]
+        assert like is not None
+        # An operator returns tensors only: an empty one stands for the gradient of what is not there.
+        return tuple(
+            like.new_empty(0) if tensor is None else new(tensor, tuple(tensor.shape), tensor.dtype) for tensor in operands
+        )
+
+    @scan_op.register_fake
+    def _(*arguments: Any) -> tuple[Tensor, ...]:
+        *operands, _, cu_seqlens, keep = arguments
+        recurrence = Recurrence(*operands)
+        return tuple(outputs_of(recurrence, cu_seqlens, keep, case_of(recurrence), _new_empty))
+
+    @backward_op.register_fake
+    def _(*arguments: Any) -> tuple[Tensor, ...]:
+        return gradients_of(arguments[:8], _new_empty)
+
+    def save(ctx: Any, inputs: tuple, output: tuple) -> None:
+        *operands, _ = inputs
+        ctx.set_materialize_grads(False)
+        ctx.mark_non_differentiable(output[2])
+        ctx.save_for_backward(*operands, output[0], output[2])
+
+    def pull_back(ctx: Any, dy: Tensor | None, dfinal: Tensor | None, _: None) -> tuple:
+        *operands, y, kept = ctx.saved_tensors
+        if dy is None and dfinal is None:
+            return (None,) * 10
+        gradients = backward_op(*operands, kept, torch.zeros_like(y) if dy is None else dy, dfinal)
+        needed = zip(gradients, operands[:8], ctx.needs_input_grad)
+        return (*(gradient if operand is not None and need else None for gradient, operand, need in needed), None, None)
+
+    scan_op.register_autograd(pull_back, setup_context=save)
+    backward_op.register_autograd(_refuse, setup_context=_keep_nothing)
+    torch.library.register_vmap(scan_op, _map_each(scan_op))
+    torch.library.register_vmap(backward_op, _map_each(backward_op))
+    return run, scan_op, backward_op
 
 
-@_scan.register_fake
-def _(*arguments: Any) -> tuple[Tensor, ...]:
-    *operands, _, cu_seqlens, keep = arguments
-    value = operands[0]
-    shapes = _output_shapes(_case(Recurrence(*operands)), value, cu_seqlens, keep)
-    return tuple(value.new_empty(shape) for shape in shapes)
-
-
-@_scan_backward.register_fake
-def _(*arguments: Any) -> tuple[Tensor, ...]:
-    return tuple(arguments[0].new_empty(shape) for shape in _gradient_shapes(*arguments[:8]))
-
-
-def _setup_context(ctx: Any, inputs: tuple, output: tuple) -> None:
-    *operands, _ = inputs
-    ctx.set_materialize_grads(False)
-    ctx.mark_non_differentiable(output[2])
-    ctx.save_for_backward(*operands, output[0], output[2])
-
-
-def _scan_vjp(ctx: Any, dy: Tensor | None, dfinal: Tensor | None, _: None) -> tuple:
-    *operands, y, checkpoints = ctx.saved_tensors
-    if dy is None and dfinal is None:
-        return (None,) * 10
-    gradients = _scan_backward(*operands, checkpoints, torch.zeros_like(y) if dy is None else dy, dfinal)
-    needed = zip(gradients, operands[:8], ctx.needs_input_grad)
-    return (*(gradient if operand is not None and need else None for gradient, operand, need in needed), None, None)
+def _new_empty(like: Tensor, shape: tuple, dtype: torch.dtype) -> Tensor:
+    return like.new_empty(shape, dtype=dtype)
 
 
 def _keep_nothing(ctx: Any, inputs: tuple, output: tuple) -> None:
@@ -183,13 +220,9 @@ def _keep_nothing(ctx: Any, inputs: tuple, output: tuple) -> None:
 
 def _refuse(ctx: Any, *cotangents: Tensor | None) -> tuple:
     raise RuntimeError(
-        "transport_scan: the fused kernels have no second derivative; "
+        "transport_scan: the compiled kernels have no second derivative; "
         'call transport_scan with backend="associative" or backend="reference" where one is needed'
     )
-
-
-_scan.register_autograd(_scan_vjp, setup_context=_setup_context)
-_scan_backward.register_autograd(_refuse, setup_context=_keep_nothing)
 
 
 def _map_each(operator: Callable) -> Callable:
@@ -206,8 +239,33 @@ def _map_each(operator: Callable) -> Callable:
     return rule
 
 
-torch.library.register_vmap(_scan, _map_each(_scan))
-torch.library.register_vmap(_scan_backward, _map_each(_scan_backward))
+def _forward(
+    case: Case, recurrence: Recurrence, initial_state: Tensor | None, cu_seqlens: Tensor | None, outputs: Outputs
+) -> None:
+    count, items = _items(recurrence.value, cu_seqlens, case.chunk, recurrence.value.shape[2])
+    launch(build_forward, count, Forward(items, recurrence, initial_state, *outputs), case=case)
+
+
+def _backward(
+    case: Case,
+    recurrence: Recurrence,
+    initial_state: Tensor | None,
+    cu_seqlens: Tensor | None,
+    kept: Tensor,
+    dy: Tensor,
+    dfinal: Tensor | None,
+    gradient: Recurrence,
+    dinitial: Tensor,
+) -> None:
+    value = recurrence.value
+    per_group = case.chunk * case.order * case.width * value.element_size()
+    count, items = _items(value, cu_seqlens, case.chunk, _BACKWARD_SCRATCH // max(1, per_group))
+    # A constant drift collects one partial per sequence, added in order below: no thread count can change the sum.
+    partials = gradient.drift if case.varying else value.new_zeros(len(items.first_chunk), *recurrence.drift.shape)
+    results = gradient._replace(drift=partials)
+    launch(build_backward, count, Backward(items, recurrence, kept, dy, dfinal, results, dinitial), case=case)
+    if not case.varying:
+        gradient.drift.copy_(torch.from_numpy(partials.numpy().sum(axis=0, dtype=np.float64)))
 
 
 def _case(recurrence: Recurrence) -> Case:
@@ -224,35 +282,19 @@ def _make_case(dtype: torch.dtype, order: int, width: int, rank: int, has_right:
     return Case(name, order, width, rank, has_right, has_seen, varying, chunk, padded_order(name, order))
 
 
-def _output_shapes(case: Case, value: Tensor, cu_seqlens: Tensor | None, keep: bool) -> tuple[tuple, tuple, tuple]:
-    batch, length, groups, _, width = value.shape
-    sequences = batch if cu_seqlens is None else cu_seqlens.shape[0] - 1
-    # Each sequence begins a chunk: never more than one partly filled chunk for each.
-    kept = batch * length // case.chunk + sequences if keep else 0
-    return (batch, length, groups, width), (sequences, groups, case.order, width), (kept, groups, width, case.row)
-
-
-def _gradient_shapes(*operands: Tensor | None) -> list[tuple]:
-    return [(0,) if operand is None else tuple(operand.shape) for operand in operands]
-
-
-def _allocate(like: Tensor, *shapes: tuple) -> Any:
-    """`like.new_empty(shape)` for each shape, on large pages.
+def allocate(like: Tensor, shape: tuple, dtype: torch.dtype) -> Tensor:
+    """`like.new_empty(shape)`, on large pages where it lies in the memory of a CPU.
 
     Touching a fresh page costs more than filling it with results: NumPy asks the system for large pages where an array
     is large, PyTorch's allocator does not.
     """
-    tensors = []
-    for shape in shapes:
-        num_bytes = math.prod(shape) * like.element_size()
-        if num_bytes < _LARGE:
-            tensors.append(like.new_empty(shape))
-            continue
-        buffer = np.empty(num_bytes + 64, np.uint8)
-        # Vectors that straddle two cache lines are slow: begin on one.
-        skip = -buffer.ctypes.data % 64
-        tensors.append(torch.from_numpy(buffer[skip : skip + num_bytes]).view(like.dtype).view(shape))
-    return tuple(tensors)
+    num_bytes = math.prod(shape) * dtype.itemsize
+    if like.device.type != "cpu" or num_bytes < _LARGE:
+        return like.new_empty(shape, dtype=dtype)
+    buffer = np.empty(num_bytes + 64, np.uint8)
+    # Vectors that straddle two cache lines are slow: begin on one.
+    skip = -buffer.ctypes.data % 64
+    return torch.from_numpy(buffer[skip : skip + num_bytes]).view(dtype).view(shape)
 
 
 def _items(value: Tensor, cu_seqlens: Tensor | None, chunk: int, most: int) -> tuple[int, Items]:
@@ -275,3 +317,7 @@ def _make_items(bounds: np.ndarray, groups: int, chunk: int, most: int, threads:
     blocks = 1 if sequences >= _ITEMS_PER_THREAD * threads else threads // math.gcd(max(1, sequences), threads)
     block = max(1, min(most, -(-groups // blocks)))
     return sequences * -(-groups // block), Items(bounds, np.cumsum(chunks) - chunks, groups, block)
+
+
+# For CPU tensors in float32 or float64 with P <= 16.
+run, _scan, _scan_backward = scan_operators("transport_scan", _case, _forward, _backward)

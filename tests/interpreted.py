@@ -1,0 +1,117 @@
+"""The process in which Triton's kernels run on a CPU.
+
+Triton reads TRITON_INTERPRET when it is imported, so its interpreter needs a process of its own: tests must not change what
+other tests of the same worker see. Each line of standard input is a request, {"check": name, ...arguments}; each line of
+standard output is the answer, error ratios by name or the error itself. `Interpreter` is the other end.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import traceback
+import warnings
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[1]
+
+
+class Interpreter:
+    """Starts the process and asks it."""
+
+    def __init__(self) -> None:
+        environment = os.environ | {"TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"}
+        command = [sys.executable, "-m", "tests.interpreted"]
+        self.process = subprocess.Popen(
+            command, cwd=ROOT, env=environment, text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE
+        )
+
+    def ask(self, check: str, **arguments: Any) -> dict[str, Any]:
+        """What a check answers; what it raises there is raised here."""
+        assert self.process.stdin is not None
+        assert self.process.stdout is not None
+        self.process.stdin.write(json.dumps({"check": check, **arguments}) + "\n")
+        self.process.stdin.flush()
+        answer = json.loads(self.process.stdout.readline())
+        if "error" in answer:
+            raise AssertionError(answer["error"])
+        return answer
+
+    def close(self) -> None:
+        self.process.communicate("")
+
+
+def scan(dtype: str, cu_seqlens: list[int] | None = None, **case: Any) -> dict[str, float]:
+    """Error ratios of y, the last state and all gradients against the float64 reference loop."""
+    import torch
+
+    from tests.scan.conftest import reference_run, rms_ratio, run_with_gradients
+
+    bounds = None if cu_seqlens is None else torch.tensor(cu_seqlens)
+    recurrence, state, expected = reference_run(None if cu_seqlens is None else tuple(cu_seqlens), **case)
+    operands = recurrence.map(lambda tensor: tensor.to(getattr(torch, dtype)))
+    got = run_with_gradients(operands, state.to(operands.value.dtype), cu_seqlens=bounds, backend="triton")
+    return {name: rms_ratio(got[name], expected[name]) for name in expected}
+
+
+def half(dtype: str, **case: Any) -> dict[str, float]:
+    """The public scan on half-precision operands against the reference on the same numbers in float32."""
+    import torch
+
+    from shippo_ssm.scan import transport_scan
+    from tests.scan.conftest import make_recurrence, rms_ratio
+
+    recurrence, state = make_recurrence(dtype=getattr(torch, dtype), **case)
+    results = []
+    for backend, kept in (("triton", recurrence.value.dtype), ("reference", torch.float32)):
+        operands = (tensor for tensor in recurrence if tensor is not None)
+        leaves = [tensor.detach().to(kept).requires_grad_() for tensor in operands]
+        options = {"initial_state": state.float(), "output_final_state": True, "backend": backend}
+        y, final_state = transport_scan(*leaves, **options)
+        gradients = torch.autograd.grad(y.float().sum(), leaves)
+        assert [gradient.dtype for gradient in gradients] == [kept] * len(leaves)
+        results.append([y, final_state, *gradients])
+    names = ("y", "final_state", *(f"gradient of {name}" for name in recurrence._fields))
+    return {name: rms_ratio(ours, theirs) for name, ours, theirs in zip(names, *results)}
+
+
+def opcheck(**case: Any) -> dict[str, float]:
+    """torch's own check of both operators, and of what "auto" says."""
+    import torch
+
+    from shippo_ssm.scan import resolve_backend, triton
+    from tests.scan.conftest import make_recurrence
+
+    recurrence, state = make_recurrence(**case)
+    leaves = [tensor.detach().requires_grad_() for tensor in (*recurrence, state)]
+    torch.library.opcheck(triton._scan, (*leaves, None, True), test_utils=("test_schema", "test_faketensor"))
+    y, final_state, kept = triton._scan(*recurrence, state, None, True)
+    operands = (*recurrence, state, None, kept, torch.ones_like(y), torch.ones_like(final_state))
+    torch.library.opcheck(triton._scan_backward, operands, test_utils=("test_schema", "test_faketensor"))
+    assert resolve_backend(recurrence.value) == "fused", "the interpreter is never chosen by itself"
+    return {}
+
+
+def main() -> None:
+    import torch
+
+    warnings.simplefilter("error")
+    torch.set_num_threads(1)
+    # `torch.empty` gives NaN, so that a kernel that forgets to write a place is caught.
+    torch.use_deterministic_algorithms(True)
+    torch.utils.deterministic.fill_uninitialized_memory = True  # pyright: ignore[reportAttributeAccessIssue]
+    checks = {check.__name__: check for check in (scan, half, opcheck)}
+    for line in sys.stdin:
+        request = json.loads(line)
+        try:
+            answer = checks[request.pop("check")](**request)
+        except Exception:
+            answer = {"error": traceback.format_exc()}
+        print(json.dumps(answer), flush=True)
+
+
+if __name__ == "__main__":
+    main()
