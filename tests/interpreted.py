@@ -67,8 +67,8 @@ def half(dtype: str, **case: Any) -> dict[str, float]:
     recurrence, state = make_recurrence(dtype=getattr(torch, dtype), **case)
     results = []
     for backend, kept in (("triton", recurrence.value.dtype), ("reference", torch.float32)):
-        operands = (tensor for tensor in recurrence if tensor is not None)
-        leaves = [tensor.detach().to(kept).requires_grad_() for tensor in operands]
+        assert recurrence.right is not None
+        leaves = [tensor.detach().to(kept).requires_grad_() for tensor in (*recurrence[:5], recurrence.right)]
         options = {"initial_state": state.float(), "output_final_state": True, "backend": backend}
         y, final_state = transport_scan(*leaves, **options)
         gradients = torch.autograd.grad(y.float().sum(), leaves)
@@ -95,6 +95,30 @@ def opcheck(**case: Any) -> dict[str, float]:
     return {}
 
 
+def action(family: str, width: int, dtype: str, scale: float = 1.0, items: int = 33) -> dict[str, float]:
+    """A right action and the gradients of its arguments against the torch formula in float64."""
+    import torch
+
+    from shippo_ssm.actions import expm, get_family
+    from tests.scan.conftest import rms_ratio
+
+    random = torch.Generator().manual_seed(0)
+    if family == "expm":
+        function, given = expm, [torch.randn(items, width, width, generator=random)]
+    else:
+        made: Any = get_family(family, width)
+        function = made.dense
+        given = [torch.randn(items, made.num_coordinates, generator=random), torch.rand(items, generator=random)]
+    cotangent = torch.randn(items, width, width, generator=random)
+    results = []
+    for backend, kind in (("triton", getattr(torch, dtype)), ("torch", torch.float64)):
+        # The first argument alone is scaled: a step is a step.
+        leaves = [(scale * given[0]).to(kind).requires_grad_(), *(tensor.to(kind).requires_grad_() for tensor in given[1:])]
+        right = function(*leaves, backend=backend)
+        results.append([right, *torch.autograd.grad(right, leaves, cotangent.to(kind))])
+    return {f"result {k}": rms_ratio(ours, theirs) for k, (ours, theirs) in enumerate(zip(*results))}
+
+
 def main() -> None:
     import torch
 
@@ -103,7 +127,7 @@ def main() -> None:
     # `torch.empty` gives NaN, so that a kernel that forgets to write a place is caught.
     torch.use_deterministic_algorithms(True)
     torch.utils.deterministic.fill_uninitialized_memory = True  # pyright: ignore[reportAttributeAccessIssue]
-    checks = {check.__name__: check for check in (scan, half, opcheck)}
+    checks = {check.__name__: check for check in (scan, half, opcheck, action)}
     for line in sys.stdin:
         request = json.loads(line)
         try:

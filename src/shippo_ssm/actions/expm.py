@@ -32,7 +32,7 @@ from torch import Tensor
 
 from shippo_ssm.actions._expm_kernels import Operands, build_expm
 from shippo_ssm.actions.base import not_finite
-from shippo_ssm.actions.kernels import batch_first, choose_kernel
+from shippo_ssm.actions.kernels import batch_first, choose_kernel, launch_items
 from shippo_ssm.engine import LANES, launch
 
 
@@ -53,6 +53,8 @@ SINGLE = Scheme(12, largest_norm(12, 1e-9))
 DOUBLE = Scheme(16, largest_norm(16, 2.0**-53))
 # The compiled kernel computes small float32 exponentials in float32.
 ROUNDED = Scheme(12, largest_norm(12, 2.0**-26))
+# A card's kernel computes in the dtype of its operands, by Horner's rule: fewer products, more squarings.
+CARD = {torch.float32: Scheme(8, largest_norm(8, 2.0**-26)), torch.float64: DOUBLE}
 _COMPUTE = {
     torch.float16: torch.float32,
     torch.bfloat16: torch.float32,
@@ -173,17 +175,30 @@ def run_kernel(generator: Tensor, direction: Tensor | None, squarings: int) -> T
     return out
 
 
+def run_card(generator: Tensor, direction: Tensor | None) -> Tensor:
+    """The same as `run_kernel` by the kernel for cards; what is not finite stays so, since a look would stall the card."""
+    out, width, scheme = generator.new_empty(generator.shape), generator.shape[-1], CARD[generator.dtype]
+    constants = {"P": width, "FRECHET": direction is not None, "DEGREE": scheme.degree, "THETA": scheme.theta}
+    operands = {"generator": generator, "direction": direction, "out": out}
+    launch_items("expm", generator.numel() // width**2, operands, **constants)
+    return out
+
+
 @torch.library.custom_op("shippo::expm", mutates_args=())
 def expm_op(generator: Tensor, backend: str) -> Tensor:
     """exp(generator) as one op; `backend` is resolved already."""
+    if backend == "triton":
+        return run_card(generator, None)
     return run_kernel(generator, None, 1) if backend == "fused" else scale_and_square(generator, None)
 
 
 @torch.library.custom_op("shippo::expm_frechet", mutates_args=())
 def frechet_op(generator: Tensor, direction: Tensor, backend: str) -> Tensor:
     """L(generator, direction), the derivative of exp at `generator` along `direction`."""
+    # The kernels take the derivative at the transpose of what they read, which is what a gradient hands over.
+    if backend == "triton":
+        return run_card(generator.mT, direction)
     if backend == "fused":
-        # The kernel takes the derivative at the transpose of what it reads, which is what a gradient hands over.
         return run_kernel(generator.mT, direction, 3)
     return scale_and_square(generator, direction)
 
@@ -238,7 +253,8 @@ def expm(generator: Tensor, *, backend: str = "auto") -> Tensor:
 
     Args:
         generator: A [.., P, P], floating or complex, on any device.
-        backend: "torch" (batched products), "fused" (the CPU kernel) or "auto", which is what `choose_kernel` says.
+        backend: "torch" (batched products), "fused" (the CPU kernel), "triton" (the card's) or "auto", which is what
+            `choose_kernel` says.
 
     Returns:
         R [.., P, P] of the same dtype, accurate to a few units in the last place times the condition number of exp at A.

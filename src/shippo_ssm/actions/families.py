@@ -41,7 +41,7 @@ from shippo_ssm.actions.split import (
     split_op,
 )
 
-rotation_op = coordinate_op("rotation", "Orthogonal", build_rotation, rotation)
+rotation_op = coordinate_op("rotation", "Orthogonal", build_rotation, rotation, ("rotation", lambda dtype, sizes: {}))
 
 # Raw diagonal coordinate at which a split flow starts: softplus(-6) = 0.0025, so a unit step keeps 99.75 % of a column.
 START = -6.0
@@ -170,10 +170,11 @@ class SplitFlow(Factored):
         Args:
             coords: [.., K].
             step: [..] >= 0, broadcast with the leading shape of coords.
-            backend: "torch", "fused" (the CPU kernel) or "auto", as `kernels.choose_kernel` says for coords.
+            backend: "torch", "fused" (the CPU kernel), "triton" (the card's) or "auto", as `kernels.choose_kernel` says.
         """
         step = self.check(coords, step, values=False)
-        if choose_kernel("SplitFlow", coords, self.width, 1, backend) == "torch":
+        kernel = choose_kernel("SplitFlow", coords, self.width, 1, backend)
+        if kernel == "torch":
             self.check_values(coords, step)
             coef = self.coefficients(coords, step)
             right = apply_factors(identity_columns(self.width, coef), self.factors, coef).to(coords.dtype)
@@ -181,7 +182,7 @@ class SplitFlow(Factored):
             shape = torch.broadcast_shapes(coords.shape[:-1], step.shape)
             coords, step = coords.expand(*shape, -1), step.to(coords.dtype).expand(shape)
             inner = sum(self.sizes)
-            right = split_op(coords[..., :inner], step, self.width, self.sizes)
+            right = split_op(coords[..., :inner], step, self.width, self.sizes, kernel)
             if self.p is not None:
                 right = apply_factors(right.unbind(-1), self._rank_one_factors(), step.unsqueeze(-1) * coords[..., inner:])
         return (right * self._shrink(coords, step)).to(coords.dtype) if self.bounded else right
@@ -366,11 +367,12 @@ class Orthogonal(Factored, Exponential):
         if self.width not in WIDTHS:
             return super().dense(coords, step, backend=backend)
         step = self.check(coords, step, values=False)
-        if choose_kernel("Orthogonal", coords, self.width, 1, backend) == "torch":
+        kernel = choose_kernel("Orthogonal", coords, self.width, 1, backend)
+        if kernel == "torch":
             self.check_values(coords, step)
             return rotation(coords, step, self.width)
         shape = torch.broadcast_shapes(coords.shape[:-1], step.shape)
-        return rotation_op(coords.expand(*shape, -1), step.to(coords.dtype).expand(shape), self.width, [])
+        return rotation_op(coords.expand(*shape, -1), step.to(coords.dtype).expand(shape), self.width, [], kernel)
 
     def inverse(self, coords: Tensor, step: Tensor | float) -> Tensor:
         """R^{-1}, the rotation by the opposite angles."""

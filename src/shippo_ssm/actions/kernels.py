@@ -1,9 +1,9 @@
-"""The compiled CPU path of right actions: when a call takes it, and the ops that are built on a kernel.
+"""The compiled paths of right actions, on a CPU and on a card: when a call takes them, and the ops that are built on a kernel.
 
 Data path. Tensors [.., P, P] (or coordinates [.., K] and steps [..]) are taken as flat contiguous arrays of M items;
 `engine.launch` compiles the kernel for their dtype and width on first use and shares the blocks of eight items between
 threads. Every block is computed the same way whatever thread takes it, so results do not
-depend on their number.
+depend on their number. On a card `launch_items` runs the kernels of `_triton_kernels.py`, one item per lane.
 """
 
 from __future__ import annotations
@@ -18,43 +18,61 @@ from torch import Tensor
 
 from shippo_ssm._private import is_transformed
 from shippo_ssm.actions.base import negative_step, not_finite
-from shippo_ssm.engine import LANES, launch
+from shippo_ssm.engine import LANES, Config, card_obstacle, launch, launch_card
 
-BACKENDS = ("auto", "torch", "fused")
+BACKENDS = ("auto", "torch", "fused", "triton")
 # From this many items on, "auto" takes the compiled kernel: for a handful of matrices compilation does not pay.
 FEWEST_ITEMS = 32
 # Widths with a compiled kernel: code grows with P^2, and from here on batched matrix products are as good.
-LARGEST_WIDTH = 8
+LARGEST_WIDTH = {"fused": 8, "triton": 4}
 DTYPES = (torch.float32, torch.float64)
+# Items of one program on a card, one per lane, and its warps.
+ITEM_CONFIGS = (Config((("BM", 32),), 1), Config((("BM", 128),), 4))
 
 
 def choose_kernel(op: str, tensor: Tensor, width: int, axes: int, backend: str = "auto") -> str:
-    """The kernel that a call takes: "torch" or "fused".
+    """The kernel that a call takes: "torch", "fused" (CPU) or "triton" (card).
 
-    "auto" is "fused" for at least 32 plain float32 or float64 items on the CPU with width <= 8, else "torch";
-    `torch.func` transforms need the torch formulas.
+    "auto" is "fused" for at least 32 plain float32 or float64 items on the CPU with width <= 8, "triton" for such items on a
+    card with width <= 4 where Triton is installed, else "torch"; `torch.func` transforms need the torch formulas.
 
     Args:
         op: who asks, for messages.
         tensor: generators [.., P, P] (`axes` 2) or coordinates [.., K] (`axes` 1).
         width: P.
         axes: how many axes at the end belong to one item.
-        backend: "torch", "fused" or "auto".
+        backend: "torch", "fused", "triton" or "auto".
     """
     if backend not in BACKENDS:
         raise ValueError(f"{op}: `backend` is {backend!r}; expected one of {', '.join(map(repr, BACKENDS))}")
     if backend == "torch":
         return backend
-    possible = tensor.device.type == "cpu" and tensor.dtype in DTYPES and width <= LARGEST_WIDTH
+    named = ("fused" if tensor.device.type == "cpu" else "triton") if backend == "auto" else backend
+    here = tensor.device.type == "cpu" if named == "fused" else card_obstacle(tensor) is None
+    possible = here and tensor.dtype in DTYPES and width <= LARGEST_WIDTH[named]
     if backend == "auto":
         many = math.prod(tensor.shape[:-axes]) >= FEWEST_ITEMS
-        return "fused" if possible and many and not is_transformed(tensor) else "torch"
+        return named if possible and many and not is_transformed(tensor) else "torch"
     if not possible:
+        place = "the CPU" if named == "fused" else "a card, with Triton,"
         raise ValueError(
-            f'{op}: `backend` is "fused" for {tensor.dtype} on {tensor.device.type} with width {width}; expected float32 or '
-            f'float64 on the CPU with width <= {LARGEST_WIDTH}; pass backend="torch" or "auto"'
+            f'{op}: `backend` is "{named}" for {tensor.dtype} on {tensor.device.type} with width {width}; expected float32 or '
+            f'float64 on {place} with width <= {LARGEST_WIDTH[named]}; pass backend="torch" or "auto"'
         )
     return backend
+
+
+def launch_items(name: str, count: int, operands: dict[str, Tensor | None], **constants: Any) -> None:
+    """Run a kernel of `_triton_kernels.py` on `count` items."""
+    import triton.language as tl
+
+    from shippo_ssm.actions import _triton_kernels
+
+    arguments = {key: None if tensor is None else tensor.contiguous() for key, tensor in operands.items()}
+    (dtype,) = {tensor.dtype for tensor in operands.values() if tensor is not None}
+    constants |= {"DTYPE": tl.float64 if dtype == torch.float64 else tl.float32}
+    kernel = getattr(_triton_kernels, name)
+    launch_card(kernel, lambda sizes: (-(-count // sizes["BM"]),), arguments | {"count": count} | constants, ITEM_CONFIGS)
 
 
 class Operands(NamedTuple):
@@ -70,8 +88,14 @@ class Operands(NamedTuple):
     count: int
 
 
-def coordinate_op(name: str, op: str, build: Callable[..., Any], formula: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    """right = op(coords, step, width, sizes): a map from coordinates to matrices with a compiled value and gradient.
+def coordinate_op(
+    name: str,
+    op: str,
+    build: Callable[..., Any],
+    formula: Callable[..., Tensor],
+    card: tuple[str, Callable[..., dict[str, Any]]],
+) -> Callable[..., Tensor]:
+    """right = op(coords, step, width, sizes, backend): a map from coordinates to matrices with a compiled value and gradient.
 
     Where a second derivative is asked for (create_graph=True) the gradient is taken through the torch formula instead,
     which has one.
@@ -83,14 +107,25 @@ def coordinate_op(name: str, op: str, build: Callable[..., Any], formula: Callab
             fills `right`; backward it fills the gradients. faults[0] becomes 1 where a step is negative or not a number,
             faults[1] where a coordinate is not finite.
         formula: the same map in torch, differentiable to any order.
+        card: the name of the same map in `_triton_kernels.py`, and its constants from dtype and sizes.
 
     Returns:
-        The op for coords [.., K] and step [..] with one leading shape; `sizes` are integers that mean something to both.
+        The op for coords [.., K] and step [..] with one leading shape; `sizes` are integers that mean something to all, and
+        `backend` is resolved already.
     """
 
+    def run_card(coords: Tensor, step: Tensor, right: Tensor, sizes: Sequence[int], **more: Tensor | None) -> None:
+        kernel, constants = card
+        operands = {"coords": coords, "step": step, "right": right, "cotangent": None, "d_coords": None, "d_step": None} | more
+        chosen = constants(coords.dtype, sizes) | {"P": right.shape[-1], "BACKWARD": bool(more)}
+        launch_items(kernel, step.numel(), operands, **chosen)
+
     @torch.library.custom_op(f"shippo::{name}", mutates_args=())
-    def forward_op(coords: Tensor, step: Tensor, width: int, sizes: Sequence[int]) -> Tensor:
-        right = torch.empty(*step.shape, width, width, dtype=coords.dtype)
+    def forward_op(coords: Tensor, step: Tensor, width: int, sizes: Sequence[int], backend: str) -> Tensor:
+        right = coords.new_empty(*step.shape, width, width)
+        if backend == "triton":
+            run_card(coords, step, right, sizes)
+            return right
         faults, count, dtype = np.zeros(2, np.int64), step.numel(), str(coords.dtype).removeprefix("torch.")
         operands = Operands(coords, step, right, None, None, None, faults, count)
         launch(build, -(-count // LANES), operands, dtype=dtype, width=width, sizes=tuple(sizes), backward=False)
@@ -100,9 +135,12 @@ def coordinate_op(name: str, op: str, build: Callable[..., Any], formula: Callab
 
     @torch.library.custom_op(f"shippo::{name}_backward", mutates_args=())
     def backward_op(
-        coords: Tensor, step: Tensor, right: Tensor, cotangent: Tensor, sizes: Sequence[int]
+        coords: Tensor, step: Tensor, right: Tensor, cotangent: Tensor, sizes: Sequence[int], backend: str
     ) -> tuple[Tensor, Tensor]:
-        d_coords, d_step = (torch.empty(tensor.shape, dtype=coords.dtype) for tensor in (coords, step))
+        d_coords, d_step = (coords.new_empty(tensor.shape) for tensor in (coords, step))
+        if backend == "triton":
+            run_card(coords, step, right, sizes, cotangent=cotangent, d_coords=d_coords, d_step=d_step)
+            return d_coords, d_step
         # The forward pass has looked for faults already.
         faults, count, dtype = np.zeros(2, np.int64), step.numel(), str(coords.dtype).removeprefix("torch.")
         operands = Operands(coords, step, right, cotangent, d_coords, d_step, faults, count)
@@ -110,31 +148,33 @@ def coordinate_op(name: str, op: str, build: Callable[..., Any], formula: Callab
         return d_coords, d_step
 
     @forward_op.register_fake
-    def _(coords: Tensor, step: Tensor, width: int, sizes: Sequence[int]) -> Tensor:
+    def _(coords: Tensor, step: Tensor, width: int, sizes: Sequence[int], backend: str) -> Tensor:
         return coords.new_empty(*step.shape, width, width)
 
     @backward_op.register_fake
-    def _(coords: Tensor, step: Tensor, right: Tensor, cotangent: Tensor, sizes: Sequence[int]) -> tuple[Tensor, Tensor]:
+    def _(
+        coords: Tensor, step: Tensor, right: Tensor, cotangent: Tensor, sizes: Sequence[int], backend: str
+    ) -> tuple[Tensor, Tensor]:
         return coords.new_empty(coords.shape), coords.new_empty(step.shape)
 
     def save(ctx, inputs, output) -> None:
-        coords, step, ctx.width, ctx.sizes = inputs
+        coords, step, ctx.width, ctx.sizes, ctx.backend = inputs
         ctx.save_for_backward(coords, step, output)
 
     def pull_back(ctx, cotangent: Tensor):
         coords, step, right = ctx.saved_tensors
         if not torch.is_grad_enabled():
-            return *backward_op(coords, step, right, cotangent, ctx.sizes), None, None
+            return *backward_op(coords, step, right, cotangent, ctx.sizes, ctx.backend), None, None, None
         wanted = [tensor for tensor in (coords, step) if tensor.requires_grad]
         right = formula(coords, step, ctx.width, ctx.sizes)
         gradients = iter(torch.autograd.grad(right, wanted, cotangent, create_graph=True))
-        return *(next(gradients) if tensor.requires_grad else None for tensor in (coords, step)), None, None
+        return *(next(gradients) if tensor.requires_grad else None for tensor in (coords, step)), None, None, None
 
     forward_op.register_autograd(pull_back, setup_context=save)
 
     @forward_op.register_vmap
-    def _(info, in_dims, coords: Tensor, step: Tensor, width: int, sizes: Sequence[int]):
-        return forward_op(*batch_first(info, in_dims, coords, step), width, sizes), 0
+    def _(info, in_dims, coords: Tensor, step: Tensor, width: int, sizes: Sequence[int], backend: str):
+        return forward_op(*batch_first(info, in_dims, coords, step), width, sizes, backend), 0
 
     return forward_op
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Iterable, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -38,8 +39,7 @@ def coefficients(coords: Tensor, step: Tensor, num_diagonal: int) -> Tensor:
     """The coefficient of every factor, [.., K]: step coords, and -step softplus(coords) on the diagonal."""
     dtype = compute_dtype(coords.dtype)
     coords, step = coords.to(dtype), step.to(dtype).unsqueeze(-1)
-    limit = 0.9 * math.log(torch.finfo(dtype).max)
-    decay = (step * F.softplus(coords[..., :num_diagonal])).clamp_max(limit)
+    decay = (step * F.softplus(coords[..., :num_diagonal])).clamp_max(largest_decay(dtype))
     return torch.cat([-decay, step * coords[..., num_diagonal:]], -1)
 
 
@@ -63,4 +63,14 @@ def split_product(coords: Tensor, step: Tensor, width: int, sizes: Sequence[int]
     return apply_factors(identity_columns(width, coef), make_factors(width, sizes), coef).to(coords.dtype)
 
 
-split_op = coordinate_op("split_flow", "SplitFlow", build_split, split_product)
+def largest_decay(dtype: torch.dtype) -> float:
+    """Where step softplus(d) is cut, so that R stays invertible in floating point."""
+    return 0.9 * math.log(torch.finfo(dtype).max)
+
+
+def _card_constants(dtype: torch.dtype, sizes: Sequence[int]) -> dict[str, Any]:
+    names: dict[str, Any] = dict(zip(("DIAGONALS", "ROTATIONS", "SHEARS"), sizes))
+    return names | {"LIMIT": largest_decay(dtype), "TERMS": 8 if dtype == torch.float32 else 18}
+
+
+split_op = coordinate_op("split_flow", "SplitFlow", build_split, split_product, ("split", _card_constants))

@@ -22,34 +22,9 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from shippo_ssm.engine._triton_kernels import load_numbers, padded, store_numbers
+
 LOG2_E = tl.constexpr(1.4426950408889634)
-
-
-@triton.constexpr_function
-def padded(size):
-    """The next power of two: tiles have no other sizes."""
-    return triton.next_power_of_2(size)
-
-
-@triton.jit
-def unbind(tile, SIZE: tl.constexpr):
-    """The SIZE columns [BG] of a tile [BG, SIZE]."""
-    if SIZE == 1:
-        return (tl.reshape(tile, (tile.shape[0],)),)
-    else:
-        low, high = tl.split(tl.permute(tl.reshape(tile, (tile.shape[0], 2, SIZE // 2)), (0, 2, 1)))
-        return unbind(low, SIZE // 2) + unbind(high, SIZE // 2)
-
-
-@triton.jit
-def load_numbers(array, u, real, ROWS: tl.constexpr, COLUMNS: tl.constexpr, DTYPE: tl.constexpr):
-    """Row u of an array [.., ROWS, COLUMNS] as numbers [BG]; entry (i, j) is number i padded(COLUMNS) + j."""
-    SIZE: tl.constexpr = padded(ROWS) * padded(COLUMNS)
-    k = tl.arange(0, SIZE)
-    i, j = k // padded(COLUMNS), k % padded(COLUMNS)
-    there = real[:, None] & ((i < ROWS) & (j < COLUMNS))[None, :]
-    tile = tl.load(array + u[:, None] * (ROWS * COLUMNS) + (i * COLUMNS + j)[None, :], mask=there, other=0.0)
-    return unbind(tile.to(DTYPE), SIZE)
 
 
 @triton.jit
@@ -108,7 +83,7 @@ def move(state, left, right, HAS_RIGHT: tl.constexpr, P: tl.constexpr):
     """exp(step drift) * (H right)."""
     moved = ()
     for q in tl.static_range(P):
-        column = dot(state, right, q, padded(P), P) if HAS_RIGHT else state[q]
+        column = dot(state, right, q, P, P) if HAS_RIGHT else state[q]
         moved += (left * column,)
     return moved
 
@@ -120,7 +95,7 @@ def add_source(moved, write, value, RANK: tl.constexpr, P: tl.constexpr):
     for p in tl.static_range(P):
         column = moved[p]
         for r in tl.static_range(RANK):
-            column += write[r] * value[r * padded(P) + p][:, None]
+            column += write[r] * value[r * P + p][:, None]
         state += (column,)
     return state
 
@@ -166,20 +141,22 @@ def forward(
                 store_line(kept, (first_chunk + t // KEEP) * groups + g, n, real & (t % KEEP == 0), state[p], p, P, N)
         wheres = load_lines(write, u, n, real, RANK, N, DTYPE)
         readout = load_lines(read, u, n, real, 1, N, DTYPE)[0]
-        values = load_numbers(value, u, real, RANK, P, DTYPE)
-        rights = load_numbers(right, u, real, P, P, DTYPE) if HAS_RIGHT else ()
+        values = load_numbers(value, u, real, RANK * P, DTYPE)
+        rights = load_numbers(right, u, real, P * P, DTYPE) if HAS_RIGHT else ()
         steps = tl.load(step + u, mask=real, other=0.0).to(DTYPE)
         if VARYING:
             rate = load_lines(drift, u, n, real, 1, N, DTYPE)[0] * LOG2_E
         moved = move(state, tl.exp2(steps[:, None] * rate), rights, HAS_RIGHT, P)
         state = add_source(moved, wheres, values, RANK, P)
+        shown = load_numbers(seen, u, real, RANK * P, DTYPE) if HAS_SEEN else ()
+        outputs = ()
         for p in tl.static_range(P):
             output = tl.sum(readout * (moved[p] if HAS_SEEN else state[p]), 1)
             if HAS_SEEN:
-                shown = load_numbers(seen, u, real, RANK, P, DTYPE)
                 for r in tl.static_range(RANK):
-                    output += tl.sum(readout * wheres[r], 1) * shown[r * padded(P) + p]
-            tl.store(y + u * P + p, output.to(y.dtype.element_ty), mask=real)
+                    output += tl.sum(readout * wheres[r], 1) * shown[r * P + p]
+            outputs += (output,)
+        store_numbers(y, u, real, outputs, P)
     store_state(final, row, n, real, state, N, P)
 
 
@@ -193,7 +170,6 @@ def backward(
 ):  # fmt: skip
     """The gradients of all operands; that of a constant drift is left as one partial [G, N] per sequence."""
     BN: tl.constexpr = padded(N)
-    BP: tl.constexpr = padded(P)
     sequence = tl.program_id(1)
     begin, end = span(bounds, length, sequence, HAS_BOUNDS, INDEX)
     g, n = tl.program_id(0) * BG + tl.arange(0, BG), tl.arange(0, BN)
@@ -216,8 +192,8 @@ def backward(
             for p in tl.static_range(P):
                 store_line(states, row * KEEP + i, n, real, state[p], p, P, N)
             wheres = load_lines(write, u, n, real, RANK, N, DTYPE)
-            values = load_numbers(value, u, real, RANK, P, DTYPE)
-            rights = load_numbers(right, u, real, P, P, DTYPE) if HAS_RIGHT else ()
+            values = load_numbers(value, u, real, RANK * P, DTYPE)
+            rights = load_numbers(right, u, real, P * P, DTYPE) if HAS_RIGHT else ()
             steps = tl.load(step + u, mask=real, other=0.0).to(DTYPE)
             if VARYING:
                 drifts = load_lines(drift, u, n, real, 1, N, DTYPE)[0]
@@ -232,13 +208,13 @@ def backward(
             u = (low + i) * groups + g
             wheres = load_lines(write, u, n, real, RANK, N, DTYPE)
             readout = load_lines(read, u, n, real, 1, N, DTYPE)[0]
-            values = load_numbers(value, u, real, RANK, P, DTYPE)
-            rights = load_numbers(right, u, real, P, P, DTYPE) if HAS_RIGHT else ()
+            values = load_numbers(value, u, real, RANK * P, DTYPE)
+            rights = load_numbers(right, u, real, P * P, DTYPE) if HAS_RIGHT else ()
             steps = tl.load(step + u, mask=real, other=0.0).to(DTYPE)
             if VARYING:
                 drifts = load_lines(drift, u, n, real, 1, N, DTYPE)[0]
-            cotangents = load_numbers(dy, u, real, 1, P, DTYPE)
-            shown = load_numbers(seen, u, real, RANK, P, DTYPE) if HAS_SEEN else ()
+            cotangents = load_numbers(dy, u, real, P, DTYPE)
+            shown = load_numbers(seen, u, real, RANK * P, DTYPE) if HAS_SEEN else ()
             old = load_lines(states, row * KEEP + i, n, real, P, N, DTYPE)
             left = tl.exp2(steps[:, None] * (drifts * LOG2_E))
             upper = ()
@@ -247,38 +223,41 @@ def backward(
             sources = adjoint if HAS_SEEN else upper
             # `state` is the one after position i.
             dreadout = dot(state, cotangents, 0, 1, P)
+            dvalues, dshown = (), ()
             for r in tl.static_range(RANK):
-                dwhere = dot(sources, values, r * BP, 1, P)
+                dwhere = dot(sources, values, r * P, 1, P)
                 if HAS_SEEN:
                     own, extra = tl.zeros((BG,), DTYPE), tl.zeros((BG,), DTYPE)
                     overlap = tl.sum(readout * wheres[r], 1)
                     for p in tl.static_range(P):
-                        own += shown[r * BP + p] * cotangents[p]
-                        extra += (shown[r * BP + p] - values[r * BP + p]) * cotangents[p]
-                        at = dseen + (u * RANK + r) * P + p
-                        tl.store(at, (overlap * cotangents[p]).to(dseen.dtype.element_ty), mask=real)
+                        own += shown[r * P + p] * cotangents[p]
+                        extra += (shown[r * P + p] - values[r * P + p]) * cotangents[p]
+                        dshown += (overlap * cotangents[p],)
                     dreadout += extra[:, None] * wheres[r]
                     dwhere += own[:, None] * readout
                 store_line(dwrite, u, n, real, dwhere, r, RANK, N)
                 for p in tl.static_range(P):
-                    total = tl.sum(wheres[r] * sources[p], 1)
-                    tl.store(dvalue + (u * RANK + r) * P + p, total.to(dvalue.dtype.element_ty), mask=real)
+                    dvalues += (tl.sum(wheres[r] * sources[p], 1),)
+            store_numbers(dvalue, u, real, dvalues, RANK * P)
+            if HAS_SEEN:
+                store_numbers(dseen, u, real, dshown, RANK * P)
             store_line(dread, u, n, real, dreadout, 0, 1, N)
             lower = ()
             for p in tl.static_range(P):
                 lower += (left * upper[p],)
             slope = tl.zeros((BG, BN), DTYPE)
-            adjoint = ()
+            adjoint, drights = (), ()
             for p in tl.static_range(P):
                 if HAS_RIGHT:
                     for q in tl.static_range(P):
-                        total = tl.sum(old[p] * lower[q], 1)
-                        tl.store(dright + (u * P + p) * P + q, total.to(dright.dtype.element_ty), mask=real)
-                    column = dot(lower, rights, p * BP, 1, P)
+                        drights += (tl.sum(old[p] * lower[q], 1),)
+                    column = dot(lower, rights, p * P, 1, P)
                 else:
                     column = lower[p]
                 slope += old[p] * column
                 adjoint += (column,)
+            if HAS_RIGHT:
+                store_numbers(dright, u, real, drights, P * P)
             tl.store(dstep + u, tl.sum(slope * drifts, 1).to(dstep.dtype.element_ty), mask=real)
             if VARYING:
                 store_line(ddrift, u, n, real, slope * steps[:, None], 0, 1, N)

@@ -43,8 +43,8 @@ def configs(order: int, width: int, backward: bool) -> tuple[Config, ...]:
     """The configurations to choose from: groups of a program, and positions that its loads run ahead."""
     # Up to eight numbers of one group's state in a lane.
     warps = max(1, min(8, (1 << (order - 1).bit_length()) * width // 256))
-    sizes = ((2, 4), (1, 4), (4, 4)) if backward else ((2, 6), (1, 6), (4, 6), (1, 12))
-    return tuple(Config((("BG", groups), ("STAGES", stages)), warps) for groups, stages in sizes)
+    stages = 8 if backward else 12
+    return tuple(Config((("BG", groups), ("STAGES", stages)), warps) for groups in (2, 1, 4))
 
 
 def _case(recurrence: Recurrence) -> Case:

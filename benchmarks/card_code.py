@@ -1,0 +1,233 @@
+"""The machine code of every kernel for cards, made without a card: `python -m benchmarks.card_code [--out FILE]`.
+
+Data path: `KERNELS` names each kernel with the arguments it is compiled for and the configurations that autotuning may choose;
+Triton's compiler makes code for each of `TARGETS` (no driver is needed), `cuobjdump` says what registers, stack and shared
+memory it takes, and `nvdisasm` gives the instructions of its loops. Stack is where spilled registers go: a kernel without a
+stack spills nothing. For AMD the compiler's own listing says all of it. Two processes share the work.
+"""
+
+from __future__ import annotations
+
+import argparse
+import collections
+import json
+import multiprocessing
+import re
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from shippo_ssm.engine import Config
+
+TARGETS = {"sm_80": ("cuda", 80, 32), "sm_90": ("cuda", 90, 32), "sm_100": ("cuda", 100, 32), "gfx942": ("hip", "gfx942", 64)}
+RESULT = Path(__file__).resolve().parents[1] / "results" / "gpu.json"
+ORDER, WIDTH = 32, 4
+
+
+class Kernel(NamedTuple):
+    """One kernel as it is compiled."""
+
+    room: str
+    """The package that holds it in `_triton_kernels.py`."""
+    function: str
+    constants: dict[str, Any]
+    """Compile-time arguments; an operand that is not there is `None`."""
+    configs: tuple[Config, ...]
+    dtype: str = "fp32"
+    """Of all operands."""
+
+
+def kernels() -> dict[str, Kernel]:
+    """Every kernel at the flagship shape, N 32, P 4, rank 1, and some more kinds of operands."""
+    import torch
+
+    from shippo_ssm.actions.expm import CARD
+    from shippo_ssm.actions.kernels import ITEM_CONFIGS
+    from shippo_ssm.actions.split import _card_constants
+    from shippo_ssm.scan.triton import KEEP, configs
+
+    float32 = torch.float32
+    scan: dict[str, Any] = {
+        "N": ORDER, "P": WIDTH, "RANK": 1, "HAS_RIGHT": True, "HAS_SEEN": False, "VARYING": False, "HAS_INITIAL": True,
+        "HAS_BOUNDS": False, "DTYPE": "float32", "INDEX": "int32", "seen": None, "bounds": None,
+    }  # fmt: skip
+    forward, backward = configs(ORDER, WIDTH, backward=False), configs(ORDER, WIDTH, backward=True)
+    shown = {name: constant for name, constant in scan.items() if name != "seen"} | {"HAS_SEEN": True}
+    kept, back = {"KEEP": KEEP}, {"KEEP": KEEP, "HAS_FINAL": True}
+    exp = {"P": WIDTH, "DEGREE": CARD[float32].degree, "THETA": CARD[float32].theta, "DTYPE": "float32"}
+    one_way = {"P": WIDTH, "DTYPE": "float32", "BACKWARD": False, "cotangent": None, "d_coords": None, "d_step": None}
+    both_ways = {"P": WIDTH, "DTYPE": "float32", "BACKWARD": True}
+    factors = _card_constants(float32, (4, 6, 6))
+    return {
+        "scan forward": Kernel("scan", "forward", scan | {"KEEP": 0, "kept": None}, forward),
+        "scan forward, training": Kernel("scan", "forward", scan | kept, forward),
+        "scan backward": Kernel("scan", "backward", scan | back | {"dseen": None}, backward),
+        "cell forward, training": Kernel("scan", "forward", shown | kept, forward[:1]),
+        "cell backward": Kernel("scan", "backward", shown | back, backward[:1]),
+        "scan forward, bfloat16": Kernel("scan", "forward", scan | {"KEEP": 0, "kept": None}, forward[:1], "bf16"),
+        "expm": Kernel("actions", "expm", exp | {"FRECHET": False, "direction": None}, ITEM_CONFIGS),
+        "expm backward": Kernel("actions", "expm", exp | {"FRECHET": True}, ITEM_CONFIGS),
+        "split": Kernel("actions", "split", one_way | factors, ITEM_CONFIGS),
+        "split backward": Kernel("actions", "split", both_ways | factors, ITEM_CONFIGS),
+        "rotation": Kernel("actions", "rotation", one_way, ITEM_CONFIGS),
+        "rotation backward": Kernel("actions", "rotation", both_ways, ITEM_CONFIGS),
+    }
+
+
+def compile_kernel(kernel: Kernel, config: Config, target: str) -> Any:
+    """The compiled kernel, its stages in `.asm`."""
+    import importlib
+
+    import triton.language as tl
+    from triton.backends.compiler import GPUTarget
+    from triton.compiler import ASTSource, compile
+
+    function = getattr(importlib.import_module(f"shippo_ssm.{kernel.room}._triton_kernels"), kernel.function)
+    constants = kernel.constants | dict(config.sizes)
+    constants = {name: getattr(tl, value) if name in ("DTYPE", "INDEX") else value for name, value in constants.items()}
+    scalars = {"length": "i32", "groups": "i32", "crowd": "i32", "count": "i32", "bounds": "*i64"}
+    signature = {
+        name: "constexpr" if name in constants else scalars.get(name, f"*{kernel.dtype}") for name in function.arg_names
+    }
+    # Tensors begin on 16 bytes, and so do the rows of 16 groups.
+    aligned = {
+        (i,): [["tt.divisibility", 16]] for i, name in enumerate(function.arg_names) if name not in (*constants, "length")
+    }
+    source = ASTSource(fn=function, signature=signature, constexprs=constants, attrs=aligned)
+    options = {"num_warps": config.num_warps, "enable_fp_fusion": True}
+    return compile(source, target=GPUTarget(*TARGETS[target]), options=options)
+
+
+def describe(compiled: Any) -> dict[str, Any]:
+    """Registers, stack and shared memory of compiled code; for NVIDIA also the instructions of its innermost loops."""
+    if "amdgcn" in compiled.asm:
+        listing = compiled.asm["amdgcn"]
+        found = {
+            name: int(re.findall(rf"\.{name}:\s*(\d+)", listing)[0]) for name in ("vgpr_count", "private_segment_fixed_size")
+        }
+        return {
+            "registers": found["vgpr_count"],
+            "stack": found["private_segment_fixed_size"],
+            "shared": compiled.metadata.shared,
+            "loops": [],
+        }
+    with tempfile.TemporaryDirectory() as folder:
+        binary = Path(folder, "kernel.cubin")
+        binary.write_bytes(compiled.asm["cubin"])
+        usage = _tool("cuobjdump", "-res-usage", str(binary))
+        listing = _tool("nvdisasm", "-c", str(binary))
+    registers, stack = (int(number) for number in re.findall(r"REG:(\d+) STACK:(\d+)", usage)[0])
+    return {"registers": registers, "stack": stack, "shared": compiled.metadata.shared, "loops": loops(listing)}
+
+
+def _tool(name: str, *arguments: str) -> str:
+    import triton
+
+    path = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / name
+    return subprocess.run([str(path), *arguments], capture_output=True, text=True, check=True).stdout
+
+
+class Instruction(NamedTuple):
+    """One instruction of a listing, as far as order and waiting matter."""
+
+    word: str
+    writes: tuple[str, ...]
+    reads: tuple[str, ...]
+
+
+# Cycles until a result can be used, by the first letters of the instruction; 4 for all others. Measured by others on Ampere and
+# Hopper; the assumptions of the model, not facts about a run.
+LATENCY = {"SHFL": 24, "LDS": 24, "LDSM": 30, "MUFU": 20, "S2R": 20, "R2UR": 8, "U": 6, "BAR": 20, "DEPBAR": 10, "CALL": 20}
+# Instructions that write no register.
+SILENT = ("ST", "BAR", "BRA", "LDGSTS", "LDGDEPBAR", "DEPBAR", "NOP", "EXIT", "RED", "BSYNC", "WARPSYNC", "SYNCS")
+
+
+def parse(line: str) -> Instruction | None:
+    """The instruction on a line of `nvdisasm`, or `None`."""
+    found = re.match(r"\s+/\*[0-9a-f]+\*/\s+(@!?U?P\w+\s+)?([A-Z0-9]+)((?:\.\w+)*)\s*(.*?)\s*;", line)
+    if found is None:
+        return None
+    guard, word, kinds, rest = found.groups()
+    operands = rest.split(",")
+    written = [] if word.startswith(SILENT) else operands[:1]
+    # A comparison writes two predicates.
+    if word.endswith("SETP") or word == "PLOP3":
+        written = operands[:2]
+    writes = [name for operand in written for name in re.findall(r"\bU?[RP]\d+", operand)]
+    for size, more in ((".128", 4), (".64", 2)):
+        if size in kinds and writes and writes[0].startswith("R"):
+            writes = [f"R{int(writes[0][1:]) + k}" for k in range(more)]
+    reads = re.findall(r"\bU?[RP]\d+", " ".join([guard or "", *operands[len(written) :]]))
+    return Instruction(word, tuple(writes), tuple(reads))
+
+
+def alone(body: list[Instruction], rounds: int = 6) -> float:
+    """Cycles of one round of a loop for a warp that has its scheduler to itself: in order, one instruction per cycle at most,
+    each when its operands are there. Loads from global memory are taken to have arrived."""
+    ready: dict[str, int] = {}
+    now, begin = 0, 0
+    for turn in range(rounds):
+        if turn == 2:
+            begin = now
+        for word, writes, reads in body:
+            now = max([now + 1, *(ready.get(name, 0) for name in (*reads, *writes))])
+            wait = next((cycles for letters, cycles in LATENCY.items() if word.startswith(letters)), 4)
+            if word.startswith(("BAR", "DEPBAR")):
+                now += wait
+            ready |= dict.fromkeys(writes, now + wait)
+    return (now - begin) / (rounds - 2)
+
+
+def loops(listing: str) -> list[dict[str, Any]]:
+    """The innermost loops of a listing, in their order: how often each instruction stands there, and `alone`.
+
+    A loop is a jump backwards.
+    """
+    lines = listing.splitlines()
+    places = {line[:-1].strip(): at for at, line in enumerate(lines) if re.match(r"\.L_x_\d+:", line)}
+    spans = []
+    for at, line in enumerate(lines):
+        jump = re.search(r"BRA.*`\((\.L_x_\d+)\)", line)
+        if jump and places.get(jump.group(1), at) < at - 1:
+            spans.append((places[jump.group(1)], at))
+    inner = [
+        span for span in spans if not any(span != other and span[0] <= other[0] and other[1] <= span[1] for other in spans)
+    ]
+    found = []
+    for low, high in inner:
+        body = [instruction for line in lines[low : high + 1] if (instruction := parse(line)) is not None]
+        counts = collections.Counter(instruction.word for instruction in body)
+        found.append({"instructions": dict(counts.most_common()), "alone": round(alone(body), 1)})
+    return found
+
+
+def record(name: str, place: int, target: str) -> dict[str, Any]:
+    """One line of the result: kernel `name` in its configuration `place` on `target`."""
+    kernel = kernels()[name]
+    config = kernel.configs[place]
+    found = describe(compile_kernel(kernel, config, target))
+    return {"kernel": name, "target": target, **dict(config.sizes), "warps": config.num_warps, **found}
+
+
+def _record(work: tuple[str, int, str]) -> dict[str, Any]:
+    made = record(*work)
+    print(work, {key: made[key] for key in ("registers", "stack", "shared")}, file=sys.stderr, flush=True)
+    return made
+
+
+def measure() -> dict[str, Any]:
+    """All kernels, configurations and targets."""
+    import triton
+
+    work = [(name, at, target) for name, kernel in kernels().items() for target in TARGETS for at in range(len(kernel.configs))]
+    with multiprocessing.get_context("spawn").Pool(2) as pool:
+        return {"triton": triton.__version__, "kernels": pool.map(_record, work, chunksize=1)}
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description="Compile every kernel for every card.")
+    parser.add_argument("--out", type=Path, default=RESULT, help="where the JSON goes")
+    options = parser.parse_args()
+    options.out.write_text(json.dumps(measure(), indent=1) + "\n")
