@@ -127,4 +127,4 @@ def _rows(name: str, leaf: Tensor, rows: slice) -> Tensor:
 
 def as_array(result: Any) -> np.ndarray:
     """A tensor of any library as a NumPy array."""
-    return result.detach().numpy() if isinstance(result, Tensor) else np.asarray(result)
+    return result.detach().cpu().numpy() if isinstance(result, Tensor) else np.asarray(result)

@@ -119,6 +119,15 @@ def action(family: str, width: int, dtype: str, scale: float = 1.0, items: int =
     return {f"result {k}": rms_ratio(ours, theirs) for k, (ours, theirs) in enumerate(zip(*results))}
 
 
+def bench() -> dict[str, Any]:
+    """What `shippo bench --device cuda` does, on a shape that the interpreter can bear: errors and times by candidate."""
+    from benchmarks.device import measure
+    from benchmarks.problem import Shape
+
+    section = measure(Shape(batch=2, length=2, groups=2, order=3, width=2), "cpu", rounds=1, budget=0.0)
+    return {record["name"]: record for record in section["candidates"]}
+
+
 def main() -> None:
     import torch
 
@@ -127,7 +136,7 @@ def main() -> None:
     # `torch.empty` gives NaN, so that a kernel that forgets to write a place is caught.
     torch.use_deterministic_algorithms(True)
     torch.utils.deterministic.fill_uninitialized_memory = True  # pyright: ignore[reportAttributeAccessIssue]
-    checks = {check.__name__: check for check in (scan, half, opcheck, action)}
+    checks = {check.__name__: check for check in (scan, half, opcheck, action, bench)}
     for line in sys.stdin:
         request = json.loads(line)
         try:

@@ -139,6 +139,13 @@ def test_bench_outside_a_checkout_says_so(monkeypatch, capsys):
     assert "source checkout" in err
 
 
+def test_bench_on_a_card_needs_one(monkeypatch, capsys):
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    code, _, err = call(monkeypatch, capsys, "bench", "--device", "cuda")
+    assert code == 2
+    assert "no card here" in err
+
+
 def test_bench_runs_the_folder_of_the_checkout(monkeypatch, capsys, tmp_path):
     (tmp_path / "benchmarks").mkdir()
     (tmp_path / "benchmarks" / "run.py").write_text("def main(quick, out):\n    print('measured', quick, out)\n    return 3\n")

@@ -46,6 +46,11 @@ class Format(enum.StrEnum):
     latex = "latex"
 
 
+class Device(enum.StrEnum):
+    cpu = "cpu"
+    cuda = "cuda"
+
+
 def _console(stderr: bool = False) -> Console:
     """A console as wide as the terminal; a pipe or a log gets long lines instead of folded tables."""
     from rich.console import Console
@@ -229,6 +234,7 @@ def verify(
 def bench(
     full: Annotated[bool, typer.Option("--full", help="All peers and sweeps: half an hour instead of two minutes.")] = False,
     out: Annotated[Path | None, typer.Option(help="Write the measurements as JSON.")] = None,
+    device: Annotated[Device, typer.Option(help="Where: on the CPU, or our kernels for cards on a card.")] = Device.cpu,
 ) -> None:
     """Measure our scans beside peers and the machine's limits; needs a source checkout.
 
@@ -243,6 +249,8 @@ def bench(
     if root is None or path is None or not path.exists():
         raise ValueError("the benchmarks folder is not here; run `shippo bench` from a source checkout (pip install -e .)")
     sys.path.insert(0, str(root))
+    if device == Device.cuda:
+        raise typer.Exit(importlib.import_module("benchmarks.device").main(full, out))
     spec = importlib.util.spec_from_file_location("benchmarks.run", path)
     assert spec is not None
     assert spec.loader is not None

@@ -72,12 +72,14 @@ def test_auto_takes_a_card_where_triton_is_there(monkeypatch):
     """A meta tensor stands for a card: it is not on the CPU, and nothing is computed."""
     value = torch.zeros(1, 4, 2, 4, device="meta")
     assert resolve_backend(value) == "chunked"
-    monkeypatch.setattr(card, "card_obstacle", lambda tensor: None)
-    monkeypatch.setattr("shippo_ssm.scan.dispatch.card_obstacle", lambda tensor: None)
+    monkeypatch.setattr("shippo_ssm.scan.triton.card_obstacle", lambda tensor: None)
     taken = resolve_backend(value)
     assert taken == "triton"
     assert "auto" in taken.reason
     assert resolve_backend(torch.zeros(1, 4, 2, 32, device="meta")) == "chunked"
+    few, many = (resolve_backend(torch.zeros(batch, 4096, 64, 4, device="meta")) for batch in (1, 16))
+    assert (few, many) == ("segmented", "triton")
+    assert "fill a card" in few.reason
 
 
 def test_without_triton_it_is_refused_by_name(monkeypatch):
