@@ -137,9 +137,9 @@ def test_ops_keep_their_contracts():
         torch.ops.shippo.expm_frechet.default, (torch.randn(9, 4, 4).mT.requires_grad_(), generators, "fused")
     )
     coords, step = torch.randn(9, 16, requires_grad=True), torch.rand(9, requires_grad=True)
-    torch.library.opcheck(torch.ops.shippo.split_flow.default, (coords, step, 4, [4, 6, 6]))
+    torch.library.opcheck(torch.ops.shippo.split_flow.default, (coords, step, 4, [4, 6, 6], "fused"))
     turns = torch.randn(9, 6, requires_grad=True)
-    torch.library.opcheck(torch.ops.shippo.rotation.default, (turns, step, 4, []))
+    torch.library.opcheck(torch.ops.shippo.rotation.default, (turns, step, 4, [], "fused"))
 
 
 def test_compiles_without_a_graph_break():

@@ -24,7 +24,7 @@ BACKENDS = ("auto", "torch", "fused", "triton")
 # From this many items on, "auto" takes the compiled kernel: for a handful of matrices compilation does not pay.
 FEWEST_ITEMS = 32
 # Widths with a compiled kernel: code grows with P^2, and from here on batched matrix products are as good.
-LARGEST_WIDTH = {"fused": 8, "triton": 4}
+LARGEST_WIDTH, LARGEST_CARD_WIDTH = 8, 4
 DTYPES = (torch.float32, torch.float64)
 # Items of one program on a card, one per lane, and its warps.
 ITEM_CONFIGS = (Config((("BM", 32),), 1), Config((("BM", 128),), 4))
@@ -49,7 +49,8 @@ def choose_kernel(op: str, tensor: Tensor, width: int, axes: int, backend: str =
         return backend
     named = ("fused" if tensor.device.type == "cpu" else "triton") if backend == "auto" else backend
     here = tensor.device.type == "cpu" if named == "fused" else card_obstacle(tensor) is None
-    possible = here and tensor.dtype in DTYPES and width <= LARGEST_WIDTH[named]
+    widest = LARGEST_WIDTH if named == "fused" else LARGEST_CARD_WIDTH
+    possible = here and tensor.dtype in DTYPES and width <= widest
     if backend == "auto":
         many = math.prod(tensor.shape[:-axes]) >= FEWEST_ITEMS
         return named if possible and many and not is_transformed(tensor) else "torch"
@@ -57,7 +58,7 @@ def choose_kernel(op: str, tensor: Tensor, width: int, axes: int, backend: str =
         place = "the CPU" if named == "fused" else "a card, with Triton,"
         raise ValueError(
             f'{op}: `backend` is "{named}" for {tensor.dtype} on {tensor.device.type} with width {width}; expected float32 or '
-            f'float64 on {place} with width <= {LARGEST_WIDTH[named]}; pass backend="torch" or "auto"'
+            f'float64 on {place} with width <= {widest}; pass backend="torch" or "auto"'
         )
     return backend
 
