@@ -85,7 +85,7 @@ def compile_kernel(kernel: Kernel, config: Config, target: str) -> Any:
     from triton.compiler import ASTSource, compile
 
     function = getattr(importlib.import_module(f"shippo_ssm.{kernel.room}._triton_kernels"), kernel.function)
-    constants = kernel.constants | dict(config.sizes)
+    constants: dict[str, Any] = kernel.constants | dict(config.sizes)
     constants = {name: getattr(tl, value) if name in ("DTYPE", "INDEX") else value for name, value in constants.items()}
     scalars = {"length": "i32", "groups": "i32", "crowd": "i32", "count": "i32", "bounds": "*i64"}
     signature = {

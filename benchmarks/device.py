@@ -106,7 +106,7 @@ def main(full: bool, out: Path | None) -> int:
     return int(any(record["status"] == "rejected" for section in sections for record in section["candidates"]))
 
 
-def _solve(leaves: Mapping[str, Tensor], backend: str) -> Tensor:
+def _solve(leaves: Mapping[str, Any], backend: str) -> Tensor:
     return transport_scan(**leaves, backend=backend)[0]
 
 

@@ -86,7 +86,7 @@ def opcheck(**case: Any) -> dict[str, float]:
     from tests.scan.conftest import make_recurrence
 
     recurrence, state = make_recurrence(**case)
-    leaves = [tensor.detach().requires_grad_() for tensor in (*recurrence, state)]
+    leaves = [None if tensor is None else tensor.detach().requires_grad_() for tensor in (*recurrence, state)]
     torch.library.opcheck(triton._scan, (*leaves, None, True), test_utils=("test_schema", "test_faketensor"))
     y, final_state, kept = triton._scan(*recurrence, state, None, True)
     operands = (*recurrence, state, None, kept, torch.ones_like(y), torch.ones_like(final_state))

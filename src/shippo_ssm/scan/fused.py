@@ -242,7 +242,11 @@ def _map_each(operator: Callable) -> Callable:
 def _forward(
     case: Case, recurrence: Recurrence, initial_state: Tensor | None, cu_seqlens: Tensor | None, outputs: Outputs
 ) -> None:
-    count, items = _items(recurrence.value, cu_seqlens, case.chunk, recurrence.value.shape[2])
+    batch, length, groups = recurrence.value.shape[:3]
+    if cu_seqlens is None:
+        count, items = _even_items(batch, length, groups, case.chunk, groups, torch.get_num_threads())
+    else:
+        count, items = _items(recurrence.value, cu_seqlens, case.chunk, groups)
     launch(build_forward, count, Forward(items, recurrence, initial_state, *outputs), case=case)
 
 
