@@ -2,6 +2,7 @@
 
 import importlib.util
 import json
+import subprocess
 import sys
 from pathlib import Path
 
@@ -24,7 +25,7 @@ def run(name: str, arguments: list[str], monkeypatch):
 
 
 def test_every_example_is_tested():
-    assert [path.stem for path in EXAMPLES] == ["lift_legs", "mqar_your_model", "train_characters"]
+    assert [path.stem for path in EXAMPLES] == ["lift_legs", "mqar_your_model", "stream", "train_characters"]
 
 
 @pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
@@ -63,3 +64,18 @@ def test_train_characters(monkeypatch, capsys, tmp_path):
     text = module.corpus()
     assert len(text) > 100_000
     assert 0 <= text.min() <= text.max() < 128
+
+
+def test_a_stream_goes_on_after_it_was_killed(monkeypatch, capsys, tmp_path):
+    whole = "--tokens", "120"
+    run("stream", [*whole], monkeypatch)
+    expected = capsys.readouterr().out.splitlines()[-1]
+    file = str(tmp_path / "session.safetensors")
+    script = next(path for path in EXAMPLES if path.stem == "stream")
+    command = [sys.executable, str(script), *whole, "--state", file, "--stop-after", "70"]
+    killed = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    assert killed.startswith("killed at token 70")
+    run("stream", [*whole, "--state", file], monkeypatch)
+    first, last = capsys.readouterr().out.splitlines()
+    assert first == "goes on at token 50"
+    assert last == expected

@@ -219,6 +219,8 @@ def is_hooked(module: nn.Module) -> bool:
 def _one_matrix(weights: list[Tensor]) -> Tensor | None:
     """The transpose [D, sum of rows] of the weights [rows, D] as one matrix; `None` where they cannot be one."""
     first = weights[0]
+    if first.is_inference():
+        return None
     columns, item = first.shape[1], first.element_size()
     # Nothing of the below is taken on trust: weights may have been moved, replaced or loaded since the last call.
     total, place, together = 0, first.data_ptr(), True

@@ -136,6 +136,9 @@ class Shippo(Mixer[ShippoState]):
 
     def init_state(self, batch_size: int, like: Tensor | None = None) -> ShippoState:
         """The state before the first token, for `batch_size` sequences; dtype and device as `like`, or as the layer."""
+        if like is None and self.drift_log.is_meta and decode.is_hooked(self):
+            # Offloaded weights come with a call of the layer: so does the state, after no position.
+            return self(torch.zeros(batch_size, 0, self.d_model, dtype=self.conv.weight.dtype), output_state=True)[1]
         like = self.conv.weight if like is None else like
         # What stays in float32 in a half-precision layer says the dtype of the memory.
         kept, shapes = self.drift_log.dtype, self.state_shapes(batch_size)

@@ -143,7 +143,11 @@ def named_tensors(state: Any, name: str = "") -> Iterator[tuple[str, Tensor]]:
         for field, part in zip(fields, state):
             yield from named_tensors(part, f"{name}.{field}" if name else str(field))
     elif state is not None:
-        raise ValueError(f"states: `{name or 'state'}` is a {type(state).__name__}; expected tensors, tuples and lists of them")
+        raise _not_a_state(name or "state", state)
+
+
+def _not_a_state(name: str, thing: Any) -> ValueError:
+    return ValueError(f"states: `{name}` is a {type(thing).__name__}; expected tensors, tuples and lists of them")
 
 
 def _map(change: Callable[..., Tensor], first: Any, *others: Any) -> Any:
@@ -151,6 +155,8 @@ def _map(change: Callable[..., Tensor], first: Any, *others: Any) -> Any:
         return change(first, *others)
     if first is None:
         return None
+    if not isinstance(first, (tuple, list)):
+        raise _not_a_state("state", first)
     parts = [_map(change, *part) for part in zip(first, *others)]
     if isinstance(first, list):
         return parts

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from shippo_ssm.models.baselines import AttentionCache, CausalAttention, FreeMixer, GRUMixer, transformer_block
 from shippo_ssm.models.checkpoint import load_checkpoint, read_checkpoint, save_checkpoint
+from shippo_ssm.models.decoding import PrefixCache, Verdict, speculate, verify
 from shippo_ssm.models.parameters import count_parameters
 from shippo_ssm.models.sequence import MIXERS, Heads, SequenceConfig, SequenceModel
 
@@ -25,13 +26,17 @@ __all__ = [
     "FreeMixer",
     "GRUMixer",
     "Heads",
+    "PrefixCache",
     "SequenceConfig",
     "SequenceModel",
+    "Verdict",
     "count_parameters",
     "load_checkpoint",
     "read_checkpoint",
     "save_checkpoint",
+    "speculate",
     "transformer_block",
+    "verify",
 ]
 
 
