@@ -53,7 +53,7 @@ def count_calls(step: Callable[[], Any]) -> int:
     step()
     with profile(activities=[ProfilerActivity.CPU]) as trace:
         step()
-    return sum(event.name.startswith("aten::") for event in trace.events())
+    return sum(event.name.startswith("aten::") for event in trace.events() or ())
 
 
 def weight_bytes(model: torch.nn.Module) -> int:
