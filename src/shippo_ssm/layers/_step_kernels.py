@@ -135,6 +135,45 @@ def build_norm(storage: str, dtype: str, eps: float) -> Callable[..., None]:
     return kernel
 
 
+class Product(NamedTuple):
+    """Operands of `build_product`: addresses of x [tokens, columns], weight [rows, columns] and out [tokens, rows]."""
+
+    x: int
+    weight: int
+    out: int
+    rows: int
+    columns: int
+    tokens: int
+
+
+# Rows of a product that share what is loaded of x.
+ROWS = 8
+
+
+def build_product(storage: str, dtype: str) -> Callable[..., None]:
+    """kernel(operands, start, stop): out = x weight^T, for the blocks start .. stop - 1 of ROWS rows."""
+    lanes = register_lanes(dtype)
+
+    @simd(dtype, lanes)
+    def block(emit: Emitter, operands: Any, token: Any, row: Any) -> None:
+        x, weight, out = (emit.pointer(address, storage) for address in operands[:3])
+        columns, build = operands.columns, emit.builder
+        x_start, starts = build.mul(token, columns), [build.mul(emit.at(row, i), columns) for i in range(ROWS)]
+        totals = [emit.variable() for _ in range(ROWS)]
+        for k in emit.blocks(columns):
+            number = emit.load(x, emit.at(x_start, k))
+            for total, start in zip(totals, starts):
+                total.set(emit.fma(emit.load(weight, emit.at(start, k)), number, total.get()))
+        emit.store_sums(out, emit.at(build.mul(token, operands.rows), row), [total.get() for total in totals])
+
+    def kernel(operands, start, stop):
+        for b in range(start, stop):
+            for token in range(operands.tokens):
+                block(operands, token, b * ROWS)
+
+    return kernel
+
+
 class Cell(NamedTuple):
     """Operands of `build_cell`: addresses, and sizes in numbers.
 

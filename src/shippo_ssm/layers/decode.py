@@ -17,12 +17,25 @@ from torch import Tensor, nn
 
 from shippo_ssm.actions.base import Inline, values_visible
 from shippo_ssm.engine import launch
-from shippo_ssm.layers._step_kernels import Branch, Cell, CellCase, Norm, build_branch, build_cell, build_norm
+from shippo_ssm.layers._step_kernels import (
+    ROWS,
+    Branch,
+    Cell,
+    CellCase,
+    Norm,
+    Product,
+    build_branch,
+    build_cell,
+    build_norm,
+    build_product,
+)
 
 # Numbers of state that make a row of the batch worth a thread of its own.
 _ROW = 1 << 15
 DTYPES = (torch.float32, torch.float64, torch.bfloat16)
 _NAMES = {torch.float32: "float32", torch.float64: "float64", torch.bfloat16: "bfloat16"}
+# Tokens up to which products in bfloat16 are our own, and multiplications that are worth a thread.
+FEW, _PRODUCT = 4, 1 << 19
 _lock = threading.Lock()
 
 
@@ -203,8 +216,20 @@ def project(linears: Sequence[nn.Linear], x: Tensor) -> list[Tensor]:
     if values_visible(x) and all(map(_is_plain, linears)):
         weight = _one_matrix([linear.weight for linear in linears])
         if weight is not None:
-            return [torch.mm(x, weight)]
+            # Half-precision products of few tokens are slow in torch where the processor has no instructions for them.
+            few = x.dtype == weight.dtype == torch.bfloat16 and x.shape[0] <= FEW and x.is_contiguous()
+            return [_product(x, weight) if few and weight.shape[1] % ROWS == 0 else torch.mm(x, weight)]
     return [linear(x).contiguous() for linear in linears]
+
+
+def _product(x: Tensor, weight: Tensor) -> Tensor:
+    """x [tokens, columns] times the transpose [columns, rows] of a contiguous matrix."""
+    (tokens, columns), rows = x.shape, weight.shape[1]
+    out = torch.empty(tokens, rows, dtype=x.dtype)
+    operands = Product(x.data_ptr(), weight.data_ptr(), out.data_ptr(), rows, columns, tokens)
+    fewest = _PRODUCT // (ROWS * columns * tokens) + 1
+    launch(build_product, rows // ROWS, operands, fewest=fewest, storage="bfloat16", dtype="float32")
+    return out
 
 
 def _is_plain(module: nn.Module) -> bool:
