@@ -75,7 +75,11 @@ def test_act_and_inverse_agree_with_dense(family):
 
 def test_starts_at_the_identity(family):
     dense = family.dense(family.init_coordinates().double(), torch.tensor(0.1, dtype=torch.float64))
-    assert (dense - torch.eye(family.width, dtype=torch.float64)).abs().max() < 1e-3
+    eye = torch.eye(family.width, dtype=torch.float64)
+    assert (dense - eye).abs().max() < 1e-3
+    # In unit time the memory lasts.
+    unit = family.dense(family.init_coordinates(4096.0).double(), torch.tensor(1.0, dtype=torch.float64))
+    assert (unit - eye).abs().max() < 1.01 / 4096
 
 
 def test_gradients(family):

@@ -120,8 +120,12 @@ class RightAction(nn.Module, ABC):
         right = self.dense(coords, step)
         return torch.linalg.matrix_norm(right.to(compute_dtype(right.dtype)), 2)
 
-    def init_coordinates(self) -> Tensor:
-        """Coordinates [K] at which R is the identity, or near it: where a controller's bias should start."""
+    def init_coordinates(self, memory_length: float | None = None) -> Tensor:
+        """Coordinates [K] at which R is the identity, or near it: where a controller's bias should start.
+
+        Args:
+            memory_length: unit steps that the memory should last; only for a family that cannot start at the identity.
+        """
         return torch.zeros(self.num_coordinates)
 
     def forward(self, coords: Tensor, step: Tensor | float) -> Tensor:

@@ -114,9 +114,10 @@ class Factored(RightAction):
             basis = torch.cat([basis, (self.p[:, :, None] * self.q[:, None, :]).flatten(1).to(basis)])
         return (coef @ basis).unflatten(-1, (self.width, self.width)).to(coords.dtype)
 
-    def init_coordinates(self) -> Tensor:
+    def init_coordinates(self, memory_length: float | None = None) -> Tensor:
         start = torch.zeros(self.num_coordinates)
-        start[: self.sizes[0]] = START
+        # The inverse of the softplus: a diagonal that never is the identity fades over `memory_length` unit steps.
+        start[: self.sizes[0]] = START if memory_length is None else math.log(math.expm1(1 / memory_length))
         return start
 
     @property
@@ -138,9 +139,10 @@ class SplitFlow(Factored):
         zeta[l]     Rank_l = exp(step zeta[l] p_l q_l^T) with learnable p, q [rank, P]
 
     which are 16 for width 4 and rank 0. Applied to a state, D_0 acts first and the last factor last. Zero coordinates
-    are the identity except on the diagonal, where softplus(0) = 0.69; `init_coordinates` starts at d = -6, near the
-    identity. To keep R invertible in floating point, step softplus(d) is cut at 0.9 log(largest number of the dtype),
-    79.8 in float32.
+    are the identity except on the diagonal, where softplus(0) = 0.69; `init_coordinates` starts near the
+    identity, at d = -6 or, in unit time, where the diagonal fades over the longest memory: the softplus is the paper's, and it
+    has no zero. To keep R invertible in floating point, step softplus(d) is cut at 0.9 log(largest number of the dtype), 79.8
+    in float32.
 
     Growth. Diagonals and rotations never lengthen a row. A shear by c can, by at most (|c| + sqrt(c^2 + 4)) / 2 =
     exp(asinh(|c| / 2)). `growth_bound` multiplies these, and `bounded` divides R by them: then ||R||_2 <= 1 for every
@@ -421,7 +423,7 @@ class Dissipative(Factored, Exponential):
         inline = super().inline
         return None if inline is None else inline._replace(diagonal="clamp")
 
-    def init_coordinates(self) -> Tensor:
+    def init_coordinates(self, memory_length: float | None = None) -> Tensor:
         return torch.zeros(self.num_coordinates)
 
     @property
@@ -518,7 +520,7 @@ class Oracle(RightAction):
         """Refused: a given R need not have a real logarithm; its own entries serve where a set of actions is asked for."""
         raise ValueError("Oracle: it has no generator, since R is given; use dense(coords, step) instead")
 
-    def init_coordinates(self) -> Tensor:
+    def init_coordinates(self, memory_length: float | None = None) -> Tensor:
         return torch.eye(self.width).flatten()
 
 

@@ -93,7 +93,8 @@ class Controller(nn.Module):
             self.right_bias = nn.Parameter(torch.empty(num_groups, self.num_coordinates, **place))
         # Plain numbers also where modules are built without storage, on the meta device.
         with torch.device("cpu"):
-            self.init_coordinates = right.init_coordinates().tolist()
+            longest = spec.memory_length if spec.drift_init == "geometric" else None
+            self.init_coordinates = right.init_coordinates(longest).tolist()
         # Set by `zero_right_suffix` at evaluation.
         self.zero_suffix = False
         self.reset_parameters()

@@ -15,6 +15,9 @@ from shippo_ssm.layers import PAPER_START
 from shippo_ssm.models import Heads, SequenceConfig, SequenceModel, load_checkpoint
 from shippo_ssm.tasks.mqar import MODULUS, WIDTH, TransportMQAR
 
+# Scales of the unit start, over unit embeddings and a head of unit logits.
+EMBEDDING, KEY, HEAD = 0.5, 0.5, 0.3
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class MqarConfig(RecallConfig):
@@ -77,8 +80,10 @@ class EventEmbedding(nn.Module):
 def build_model(config: MqarConfig, seed: int) -> SequenceModel:
     """The model of a row, a function of configuration and seed: tokens [B, T, 7] -> logits [B, T, 4, 31].
 
-    With the unit start the classifiers begin as the embeddings of the values that they answer with, scaled to the spread of a
-    linear layer: values and answers share a vocabulary.
+    With the unit start, the same for every row, the classifiers begin as the embeddings of the values that they answer with:
+    values and answers share a vocabulary. Embeddings are small beside what the layers add, those of keys smaller still, and
+    the classifiers begin unsure. These scales (`EMBEDDING`, `KEY`, `HEAD`) were chosen on seed 10 by the coordinate accuracy
+    of a smaller model (2 layers, length 128, no right action) after 150 steps: .122 with them, .108 with all of them one.
     """
     with torch.random.fork_rng():
         torch.manual_seed(seed)
@@ -87,9 +92,11 @@ def build_model(config: MqarConfig, seed: int) -> SequenceModel:
     if config.start == "unit":
         assert isinstance(model.head, Heads)
         with torch.no_grad():
-            values = embedding.table.weight[-WIDTH * MODULUS - 1 : -1]
-            model.head.proj.weight.copy_(values * config.d_model**-0.5)
+            values, keys = embedding.table.weight[-WIDTH * MODULUS - 1 : -1], embedding.table.weight[3 : 3 + config.num_keys]
+            model.head.proj.weight.copy_(values * HEAD * config.d_model**-0.5)
             model.head.proj.bias.zero_()
+            keys *= KEY
+            embedding.table.weight *= EMBEDDING
     return model
 
 
