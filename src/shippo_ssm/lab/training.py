@@ -97,7 +97,8 @@ def fit(
     if restored is None:
         meta["precision"] = resolve_precision(precision)
     else:
-        meta = restored[1]
+        # A checkpoint of before there was a choice has none.
+        meta = {"precision": "float32"} | restored[1]
         _put_back(model, optimiser, restored[0], meta["step"])
     begun, earlier = time.monotonic(), meta["seconds"]
     total, all_costs = config.steps + score_steps, sum(part.cost for part in scores)
