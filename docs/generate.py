@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import architecture
+import gpu
 import works_with
 
 from shippo_ssm.experiments import all_experiments
@@ -13,3 +14,4 @@ if __name__ == "__main__":
     Pages(root, all_experiments()).write()
     architecture.write(root)
     works_with.write(root)
+    gpu.write(root)

@@ -27,7 +27,7 @@ FEWEST_ITEMS = 32
 LARGEST_WIDTH, LARGEST_CARD_WIDTH = 8, 4
 DTYPES = (torch.float32, torch.float64)
 # Items of one program on a card, one per lane, and its warps.
-ITEM_CONFIGS = (Config((("BM", 32),), 1), Config((("BM", 128),), 4))
+ITEM_CONFIGS = (Config((("BM", 32),), 1),)
 
 
 def choose_kernel(op: str, tensor: Tensor, width: int, axes: int, backend: str = "auto") -> str:

@@ -1,0 +1,141 @@
+"""The page "Cards", made from `results/gpu.json`: what runs on a GPU, what was proved without one, what is predicted."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+PAGE, RESULT = "docs/gpu.md", "results/gpu.json"
+HEAD = """# Cards
+
+What runs on a GPU, what was proved without one, and what nobody knows until somebody runs it. **No number on this
+page was measured on a card.** The page is made from `results/gpu.json` by `python docs/generate.py`.
+
+## What runs
+
+```bash
+pip install 'shippo-ssm[gpu]'
+```
+
+brings Triton. With tensors on a card (CUDA, or ROCm, which torch calls the same) `backend="auto"` then takes
+
+- `transport_scan`: the kernels of `scan/_triton_kernels.py`, forward and backward, for all that the CPU kernels take:
+  with and without a right action, constant or varying drift, rank-r writes, first and last states with gradients,
+  packed sequences, P up to 16, N padded to a power of two. Operands in bfloat16 and float16 are loaded as they are;
+  the state is float32.
+- few long sequences (B G below 512): segments, `scan/segments.py`, with the same kernels for each; their summaries
+  are torch products.
+- `expm`, split products and rotations with their gradients: `actions/_triton_kernels.py`, one matrix per lane, P up
+  to 4. Wider ones take torch's batched products.
+
+`resolve_backend` says what is taken and why; without Triton it is `chunked`. A kernel is compiled when it is first
+called, never at import. Which of a few configurations is the fastest is measured at the first call with operands of a
+kind, and kept on disk. Under `torch.compile` each is one operator.
+A single position is one launch of the forward kernel, T = 1, from a state to a state, with fixed shapes and without a
+word between card and host, which a CUDA graph can hold after a first call has tuned it. `Shippo.step`, the short
+convolution, gates and projections are torch's operators on a card.
+
+## How a program works
+
+A program is one sequence and a few groups (BG); it keeps their states in registers from the first position to the
+last. N lies along the lanes of a warp, the P columns are P registers of a lane. Loads run several positions ahead
+through shared memory. The backward pass keeps the state of every 16th position, computes the others again into a
+scratch that fits the second-level cache, and goes back through them.
+
+## What was proved, and how
+
+- **The arithmetic.** Triton's interpreter runs the very kernels on a CPU, in the tests, against the reference loop in
+  float64: outputs, last state, all gradients; lengths 1 to 100, four regimes, ranks, packed and empty sequences, half
+  precision.
+- **The machine code.** Triton's compiler makes it without a card, for NVIDIA's Ampere (`sm_80`), Hopper (`sm_90`) and
+  Blackwell (`sm_100`) and for AMD's CDNA 3 (`gfx942`): `python -m benchmarks.card_code` does so for every kernel and
+  every configuration that autotuning may choose, and a test does it again for the flagship shape, N 32, P 4, rank 1.
+  Stack is where spilled registers go.
+
+"""
+MODEL = """
+## What is predicted
+
+From the instructions of the compiled loops, the registers and shared memory above, and the published rates of three
+cards, `python -m benchmarks.card` predicts the time of a pass: the largest of what each resource needs. *memory*:
+bytes that must move over the card's bandwidth; *cache*: all loads and stores over that of its second-level cache;
+*flight*: positions over those that loads run ahead, times the answer time of the memory; *issue*: instructions of the
+busiest scheduler; *order*: one warp's own instructions, each waiting for its operands. It assumes that all of them
+overlap. The fraction is that of the memory roof: 1 is a kernel that streams its operands at the card's full
+bandwidth. Where a few long sequences are cut into segments, their summaries are counted as one more forward pass;
+today they are torch's batched products, which take longer.
+
+"""
+JUDGE = """
+How far to trust it: the same kind of model, work over peak rate and bytes over bandwidth, for the CPU kernel beside
+what the CPU did (`results/bench.json`).
+
+"""
+TAIL = """
+## What is not known
+
+Everything that only a run can tell: whether a card agrees with the interpreter bit for bit in rounding (it need not:
+`exp2` and fused products differ), whether the scratch stays in the cache, how far a lone warp falls behind the model,
+what autotuning chooses. The one command to find out, from a source checkout on a machine with a card:
+
+```text
+shippo bench --device cuda
+```
+
+It holds each kernel against the float64 reference before it is timed, as on the CPU, and writes
+`runs/bench-cuda.json`.
+"""
+
+
+def table(head: list[str], rows: list[list[str]]) -> str:
+    lines = [head, ["---"] * len(head), *rows]
+    return "".join(f"| {' | '.join(line)} |\n" for line in lines)
+
+
+def code_table(code: dict[str, Any]) -> str:
+    """One line per kernel and configuration, one column per target: registers / stack / shared memory."""
+    targets = list(dict.fromkeys(record["target"] for record in code["kernels"]))
+    found: dict[tuple[str, str], dict[str, str]] = {}
+    for record in code["kernels"]:
+        sizes = ", ".join(f"{name} {record[name]}" for name in ("BG", "STAGES", "BM", "warps") if name in record)
+        line = found.setdefault((record["kernel"], sizes), {})
+        line[record["target"]] = f"{record['registers']} / {record['stack']} / {record['shared']}"
+    rows = [[kernel, sizes, *(line.get(target, "") for target in targets)] for (kernel, sizes), line in found.items()]
+    title = f"Registers of a lane, bytes of stack and of shared memory, by Triton {code['triton']}, float32 unless said:\n\n"
+    return title + table(["kernel", "configuration", *targets], rows)
+
+
+def model_table(model: dict[str, Any]) -> str:
+    rows = [
+        [
+            row["shape"],
+            row["card"],
+            {"forward": "forward", "both": "forward+backward"}[row["pass"]],
+            str(row["segments"]),
+            f"{1e6 * row['roof']:.0f}",
+            f"{1e6 * row['seconds']:.0f}",
+            f"{row['fraction']:.2f}",
+            ", ".join(f"{part['binds']} (BG {part['BG']})" for part in row["parts"]),
+        ]
+        for row in model["predictions"]
+    ]
+    return table(["shape", "card", "pass", "segments", "roof, µs", "predicted, µs", "fraction", "what binds"], rows)
+
+
+def cpu_table(model: dict[str, Any]) -> str:
+    rows = [
+        [row["pass"], *(f"{1e3 * row[name]:.1f}" for name in ("memory", "issue", "predicted", "measured"))]
+        for row in model["cpu"]
+    ]
+    return table(["pass", "memory, ms", "issue, ms", "predicted, ms", "measured, ms"], rows)
+
+
+def page(root: Path) -> str:
+    code = json.loads((root / RESULT).read_text(encoding="utf-8"))
+    model = code["model"]
+    return HEAD + code_table(code) + MODEL + model_table(model) + JUDGE + cpu_table(model) + TAIL
+
+
+def write(root: Path) -> None:
+    (root / PAGE).write_text(page(root), encoding="utf-8")

@@ -1,0 +1,70 @@
+"""Kernels for cards compile without one and spill nothing; the file is theirs; the model is the arithmetic it says."""
+
+import json
+
+import pytest
+
+from benchmarks import card
+from benchmarks.card_code import RESULT, TARGETS, Instruction, alone, kernels, loops, parse, record
+from benchmarks.problem import Shape
+from benchmarks.roof import bytes_moved
+from docs import gpu
+
+ROOT = RESULT.parents[1]
+CODE = json.loads(RESULT.read_text())
+AGAIN = "run `python -m benchmarks.card_code`, `python -m benchmarks.card` and `python docs/generate.py`"
+
+
+@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("name", ["scan forward, training", "scan backward", "rotation"])
+def test_the_flagship_compiles_without_a_card_and_spills_nothing(name, target):
+    made = record(name, 0, target)
+    assert made["stack"] == 0
+    assert made["registers"] <= 255
+    assert made in CODE["kernels"], f"{RESULT.name} shows other machine code; {AGAIN}"
+
+
+def test_the_file_has_every_kernel_configuration_and_target():
+    listed = [(row["kernel"], row["target"], row.get("BG", row.get("BM")), row["warps"]) for row in CODE["kernels"]]
+    wanted = [
+        (name, target, config.sizes[0][1], config.num_warps)
+        for name, kernel in kernels().items()
+        for target in TARGETS
+        for config in kernel.configs
+    ]
+    assert sorted(listed) == sorted(wanted), AGAIN
+    assert all(row["stack"] == 0 for row in CODE["kernels"] if row["kernel"].startswith("scan"))
+
+
+def test_the_page_and_the_predictions_follow_from_the_file():
+    bench = json.loads(RESULT.with_name("bench.json").read_text())
+    assert json.loads(json.dumps(card.measure(CODE, bench))) == CODE["model"], AGAIN
+    assert (ROOT / gpu.PAGE).read_text() == gpu.page(ROOT), AGAIN
+
+
+def test_the_model_by_hand():
+    """One program per processor, a loop of 100 float instructions that waits 500 cycles: every term by hand."""
+    a100 = card.CARDS[0]
+    assert a100.clock == pytest.approx(1.41e9, rel=1e-2)
+    shape = Shape(batch=1, length=10, groups=108)
+    loop = {"instructions": {"FFMA": 100}, "alone": 500.0}
+    made = {"BG": 1, "STAGES": 5, "warps": 1, "registers": 64, "shared": 1024, "loops": [loop]}
+    terms = card.terms(a100, shape, made, backward=False, keep=False)
+    assert terms.order == pytest.approx(10 * 500 / a100.clock)
+    # 16 lanes of a scheduler take two cycles for a warp.
+    assert terms.issue == pytest.approx(10 * 200 / a100.clock)
+    assert terms.memory == pytest.approx(bytes_moved(shape, "forward") / 2.039e12)
+    assert terms.flight == pytest.approx(10 * 600e-9 / 4)
+    assert terms.binds() == "order"
+
+
+def test_instructions_wait_for_their_operands():
+    line = "        /*0a10*/              @!P0 LDS.128 R4, [R12+UR5] ;"
+    assert parse(line) == Instruction("LDS", ("R4", "R5", "R6", "R7"), ("P0", "R12", "UR5"))
+    assert parse("        /*0a20*/                   STG.E [R2.64], R5 ;") == Instruction("STG", (), ("R2", "R5"))
+    chain = [Instruction("FFMA", ("R1",), ("R1",))]
+    assert alone(chain) == 4
+    assert alone([Instruction("FFMA", (f"R{k}",), (f"R{k}",)) for k in range(8)]) == 8
+    listing = f".L_x_0:\n{line}\n        /*0a30*/                   FADD R1, R1, R4 ;\n        /*0a40*/  @P0 BRA `(.L_x_0) ;\n"
+    (only,) = loops(listing)
+    assert only["instructions"] == {"LDS": 1, "FADD": 1, "BRA": 1}
