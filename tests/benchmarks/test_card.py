@@ -20,7 +20,6 @@ AGAIN = "run `python -m benchmarks.card_code`, `python -m benchmarks.card` and `
 def test_the_flagship_compiles_without_a_card_and_spills_nothing(name, target):
     made = record(name, 0, target)
     assert made["stack"] == 0
-    assert made["registers"] <= 255
     assert made in CODE["kernels"], f"{RESULT.name} shows other machine code; {AGAIN}"
 
 
