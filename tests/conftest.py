@@ -47,11 +47,12 @@ def pytest_collection_modifyitems(items):
 
 
 class Routes:
-    """Collects the outcome of marked tests. Tests that did not run keep what the file said; those that lost their mark go."""
+    """Collects the outcome of marked tests. Cases that did not run keep what the file said; tests that lost their mark go."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self.result: dict[str, dict[str, Any]] = {}
+        self.result: dict[str, dict[str, Any]] = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+        self.heard: set[str] = set()
 
     def pytest_runtest_logreport(self, report):
         route = dict(report.user_properties).get("works_with")
@@ -59,17 +60,20 @@ class Routes:
             return
         file, *names = report.nodeid.split("::")
         test = f"{file}::{names[0].partition('[')[0]}"
-        empty = {"route": route, "versions": {}, "passed": 0, "failed": {}, "skipped": {}}
+        empty = {"route": route, "versions": {}, "passed": {}, "failed": {}, "skipped": {}}
         outcome = self.result.setdefault(test, empty)
+        # Of a test with subtests, only the whole can pass, and only if no subtest has failed or was skipped.
+        if report.passed and (isinstance(report, pytest.SubtestReport) or report.nodeid in self.heard):
+            return
+        self.heard.add(report.nodeid)
+        for kind in ("passed", "failed", "skipped"):
+            outcome[kind].pop(names[-1], None)
         outcome["versions"] = {name: version(name).partition("+")[0] for name in works_with.ROUTES[route]}
-        if report.passed:
-            outcome["passed"] += 1
-        else:
-            reason = report.longrepr[2].removeprefix("Skipped: ") if report.skipped else "see the run"
-            outcome[report.outcome][names[-1]] = " ".join(reason.split())
+        reasons = {"passed": "", "failed": "see the run"}
+        reason = report.longrepr[2].removeprefix("Skipped: ") if report.skipped else reasons[report.outcome]
+        outcome[report.outcome][names[-1]] = " ".join(reason.split())
 
     def pytest_sessionfinish(self):
         root = Path(__file__).parents[1]
-        before = json.loads(self.path.read_text(encoding="utf-8")) if self.path.exists() else {}
-        result = {test: outcome for test, outcome in (before | self.result).items() if test in works_with.marked(root)}
-        self.path.write_text(json.dumps(dict(sorted(result.items())), indent=1) + "\n", encoding="utf-8")
+        result = {test: outcome for test, outcome in self.result.items() if test in works_with.marked(root)}
+        self.path.write_text(json.dumps(result, indent=1, sort_keys=True) + "\n", encoding="utf-8")

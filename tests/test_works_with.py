@@ -39,18 +39,18 @@ def test_a_run_writes_what_happened(tmp_path):
     """Outcomes replace those of the same test, others stay, and a test that has lost its mark goes."""
     (first, route), *rest = marked(ROOT).items()
     path = tmp_path / "outcome.json"
-    path.write_text(json.dumps({"tests/gone.py::test_gone": {}, **{test: {"kept": True} for test, _ in rest}}))
+    kept = {"route": route, "versions": {}, "passed": {"b": "", "d": ""}, "failed": {}, "skipped": {}}
+    path.write_text(json.dumps({"tests/gone.py::test_gone": {}, first: kept, **{test: {"kept": True} for test, _ in rest}}))
     routes = Routes(path)
     for case, outcome in (("a", "passed"), ("b", "failed"), ("c", "skipped")):
         flags = {"outcome": outcome, "passed": outcome == "passed", "skipped": outcome == "skipped", "when": "call"}
         longrepr = ("file", 1, "Skipped: no such machine") if outcome == "skipped" else None
-        report = SimpleNamespace(nodeid=f"{first}[{case}]", longrepr=longrepr, user_properties=[("works_with", route)], **flags)
+        report = SimpleNamespace(nodeid=f"{first}::{case}", longrepr=longrepr, user_properties=[("works_with", route)], **flags)
         routes.pytest_runtest_logreport(report)
     routes.pytest_sessionfinish()
     written = json.loads(path.read_text())
     assert written.keys() == marked(ROOT).keys()
     assert all(written[test] == {"kept": True} for test, _ in rest)
-    name = first.split("::")[1]
-    assert written[first]["passed"] == 1
-    assert written[first]["failed"] == {f"{name}[b]": "see the run"}
-    assert written[first]["skipped"] == {f"{name}[c]": "no such machine"}
+    assert written[first]["passed"] == {"a": "", "d": ""}
+    assert written[first]["failed"] == {"b": "see the run"}
+    assert written[first]["skipped"] == {"c": "no such machine"}

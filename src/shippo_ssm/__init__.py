@@ -5,6 +5,8 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from shippo_ssm._neighbours import introduce
+
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
@@ -31,3 +33,6 @@ def __getattr__(name: str) -> Any:
 
 def __dir__() -> list[str]:
     return __all__
+
+
+introduce()

@@ -27,6 +27,14 @@ def tree_leaves(tree: Any) -> list[Any]:
     return _pytree.tree_leaves(tree)
 
 
+def name_configuration(mapping: Any, config: str, name: str) -> None:
+    """Let a mapping of transformers' Auto classes know that the configuration class `config` belongs to the model type `name`.
+
+    It reads its list of names once, when it is made; there is no way to add a name to it but with the class itself.
+    """
+    mapping._reverse_config_mapping.setdefault(config, name)
+
+
 @contextlib.contextmanager
 def slp_vectorizer() -> Iterator[None]:
     """Numba with LLVM's SLP vectoriser, for as long as we hold Numba's global compiler lock.

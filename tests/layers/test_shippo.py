@@ -1,6 +1,7 @@
 """The layer: every way of running it gives the same numbers; its parameters, its starts, its refusals."""
 
 import copy
+import io
 import time
 from typing import Any
 
@@ -227,7 +228,7 @@ def test_a_learnable_start_is_read_from_the_first_token():
     assert torch.equal(layer.init_state(3).cell.memory[2], layer.initial_memory)
 
 
-def test_sensitive_parameters_stay_float32_and_take_no_decay():
+def test_spared_parameters_stay_float32_and_take_no_decay():
     layer = Shippo(16, d_state=8, read_norm=True)
     names = {"drift_log", "skip", "initial_memory", "read_norm.weight", "controller.scalar_bias", "controller.right_bias"}
     before = layer.drift_log.detach().clone()
@@ -243,6 +244,14 @@ def test_sensitive_parameters_stay_float32_and_take_no_decay():
     decayed, spared = weight_decay_groups(copy.deepcopy(layer), 0.1)
     assert len(spared["params"]) == len(names)
     assert len(decayed["params"]) == len(list(layer.parameters())) - len(names)
+    # Whatever replaces a parameter is marked again.
+    assigned = Shippo(16, d_state=8, read_norm=True, device="meta")
+    assigned.load_state_dict(layer.state_dict(), assign=True)
+    pickled = io.BytesIO()
+    torch.save(layer, pickled)
+    pickled.seek(0)
+    for other in (assigned, copy.deepcopy(layer), torch.load(pickled, weights_only=False)):
+        assert {name for name, parameter in other.named_parameters() if getattr(parameter, "_no_weight_decay", False)} == names
 
 
 def test_autocast_keeps_the_recurrence_in_float32():
@@ -282,7 +291,7 @@ def test_backbone_ways_agree_and_checkpointing_is_exact(tools):
     y, _ = tools.run_split(model, u, 2)
     assert tools.worst(y, whole) < 1e-9
     expected = tools.gradients(model, u, model)
-    model.layers.gradient_checkpointing = True
+    model.layers.recompute = True
     assert tools.worst(tools.gradients(model, u, model), expected) == 0
 
 

@@ -1,82 +1,39 @@
 """The Hugging Face model: saving, loading, generating with and without a cache, training."""
 
 import math
+import subprocess
+import sys
+from itertools import pairwise
+from types import ModuleType
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
-transformers = pytest.importorskip("transformers")
+pytest.importorskip("transformers")
 
-from transformers import AutoConfig, AutoModel, AutoModelForCausalLM, DynamicCache  # noqa: E402
+from transformers import (
+    AutoConfig,
+    AutoModel,
+    AutoModelForCausalLM,
+    DataCollatorWithFlattening,
+    DynamicCache,
+    StaticCache,
+)
 
-from shippo_ssm.models.hf import ShippoCacheLayer, ShippoConfig, ShippoForCausalLM, ShippoModel  # noqa: E402
-
-transformers.utils.logging.disable_progress_bar()
-
-
-def make_model(**options) -> ShippoForCausalLM:
-    """A tiny model with weights large enough that its continuations differ from row to row."""
-    settings: dict[str, Any] = {"vocab_size": 23, "hidden_size": 16, "num_hidden_layers": 2, "state_size": 8}
-    settings |= {"pad_token_id": 0, "eos_token_id": 1, "bos_token_id": 2} | options
-    model = ShippoForCausalLM(ShippoConfig(**settings)).eval()
-    for name, parameter in model.named_parameters():
-        if "proj" in name:
-            torch.nn.init.normal_(parameter, std=0.5)
-        elif "embed" in name:
-            torch.nn.init.normal_(parameter)
-    return model
+from shippo_ssm._neighbours import LORA_TARGETS, introduce_to, tell_models
+from shippo_ssm.layers import ShippoState
+from shippo_ssm.models.hf import ShippoCacheLayer, ShippoConfig, ShippoForCausalLM, ShippoModel
+from tests.models.tiny import batch, generate, make_model
 
 
-def generate(model: Any, ids, mask, **how) -> Tensor:
-    """`model.generate`, whose `self` the library annotates with a protocol that a model need not have."""
-    return model.generate(ids, attention_mask=mask, **how)
-
-
-def held(cache, index) -> tuple[Tensor, Tensor]:
-    """The memory and the last source that one layer of a cache holds."""
+def held(cache, index) -> ShippoState:
+    """The state that one layer of a cache holds."""
     layer = cache.layers[index]
     assert isinstance(layer, ShippoCacheLayer)
-    memory, source = layer.recurrent_states[0], layer.conv_states[1]
-    assert memory is not None
-    assert source is not None
-    return memory, source
-
-
-def batch():
-    ids = torch.randint(3, 23, (3, 7))
-    mask = torch.ones_like(ids)
-    mask[0, :4] = 0
-    mask[1, :1] = 0
-    return torch.where(mask.bool(), ids, 0), mask
-
-
-VARIANTS = [
-    {},
-    {"right": "split"},
-    {"right": "dense"},
-    {"right": "none"},
-    {"controller_conv": 3, "write_rank": 2, "learnable_initial_state": False, "read_norm": True},
-]
-
-
-@pytest.mark.parametrize("options", VARIANTS)
-def test_generate_with_cache_equals_without(options):
-    """Greedy, beam and sampled, on a left-padded batch of different lengths; each row as if it were alone."""
-    model = make_model(**options)
-    ids, mask = batch()
-    length = {"max_new_tokens": 6, "min_new_tokens": 6}
-    for how in ({"do_sample": False}, {"do_sample": False, "num_beams": 3}, {"do_sample": True}):
-        outputs = []
-        for use_cache in (True, False):
-            torch.manual_seed(3)
-            outputs.append(generate(model, ids, mask, use_cache=use_cache, **how, **length))
-        assert torch.equal(*outputs), how
-    greedy = generate(model, ids, mask, do_sample=False, **length)
-    alone = generate(model, ids[:1, 4:], mask[:1, 4:], do_sample=False, **length)
-    assert torch.equal(greedy[0, 7:], alone[0, 3:])
-    assert len({tuple(row) for row in greedy[:, 7:].tolist()}) > 1
+    assert layer.state is not None
+    return layer.state
 
 
 def test_the_cache_is_a_dynamic_cache_of_fixed_size():
@@ -88,18 +45,18 @@ def test_the_cache_is_a_dynamic_cache_of_fixed_size():
     first = model(ids[:, :5], attention_mask=mask[:, :5], past_key_values=cache)
     assert first.past_key_values is cache
     assert cache.get_seq_length() == 5
-    sizes = [part.numel() for part in held(cache, 0)]
+    sizes = [part.numel() for part in held(cache, 0).tensors()]
     second = model(ids[:, 5:6], attention_mask=mask[:, :6], past_key_values=cache)
     third = model(ids[:, 6:], attention_mask=mask, past_key_values=cache)
     parts = torch.cat([first.logits, second.logits, third.logits], 1)
     torch.testing.assert_close(parts[mask.bool()], whole.logits[mask.bool()], atol=1e-4, rtol=1e-4)
-    assert sizes == [part.numel() for part in held(cache, 0)]
+    assert sizes == [part.numel() for part in held(cache, 0).tensors()]
 
     repeated = generate(model, ids, mask, max_new_tokens=3, do_sample=False, num_return_sequences=1)
     assert repeated.shape[0] == 3
     cache.batch_repeat_interleave(2)
     cache.batch_select_indices(torch.tensor([0, 1]))
-    memory, _ = held(cache, 1)
+    memory = held(cache, 1).cell.memory
     assert torch.equal(memory[0], memory[1])
     cache.reset()
     assert cache.get_seq_length() == 0
@@ -139,6 +96,8 @@ def test_half_precision_keeps_the_sensitive_parameters(tmp_path):
     model.save_pretrained(tmp_path)
     half = AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.bfloat16)
     kept = {name.split("mixer.")[1] for name, p in half.named_parameters() if p.dtype == torch.float32}
+    spared = {name.split("mixer.")[1] for name, p in half.named_parameters() if getattr(p, "_no_weight_decay", False)}
+    assert kept == spared
     own = {"drift_log", "skip", "initial_memory", "read_norm.weight"}
     assert kept == own | {"controller.scalar_bias", "controller.right_bias"}
     assert (half(ids, attention_mask=mask).logits[mask.bool()] - expected).norm() < 0.05 * expected.norm()
@@ -177,6 +136,166 @@ def test_gradient_checkpointing_is_exact():
     assert all(grad.abs().sum() > 0 for grad in grads[0])
 
 
+def test_gradients_pass_the_cache():
+    """Two segments through a cache give the gradients of one; a static cache refuses, since it is overwritten."""
+    model = make_model()
+    ids, mask = batch()
+    grads = []
+    for cuts in ([0, 7], [0, 4, 7]):
+        model.zero_grad()
+        cache, logits = DynamicCache(config=model.config), []
+        for first, last in pairwise(cuts):
+            logits.append(model(ids[:, first:last], attention_mask=mask[:, :last], past_key_values=cache).logits)
+        torch.cat(logits, 1)[mask.bool()].logsumexp(-1).sum().backward()
+        assert model.model.embed_tokens.weight.grad is not None
+        grads.append([parameter.grad for parameter in model.parameters()])
+    for whole, cut in zip(*grads):
+        torch.testing.assert_close(cut, whole, atol=1e-3, rtol=1e-3)
+    with pytest.raises(ValueError, match="static cache is overwritten"):
+        model(ids, attention_mask=mask, past_key_values=StaticCache(config=model.config, max_cache_len=8))
+
+
+@pytest.mark.works_with("Packing")
+@pytest.mark.parametrize(
+    "says",
+    [
+        {},
+        {"position_ids_start": 2},
+        {"return_position_ids": False, "return_flash_attn_kwargs": True},
+        {"return_position_ids": False, "return_seq_idx": True},
+    ],
+)
+def test_sequences_that_a_collator_packs_do_not_see_each_other(says):
+    model = make_model()
+    rows = [torch.randint(3, 23, (length,)) for length in (5, 1, 3, 7)]
+    packed = DataCollatorWithFlattening(**says)([{"input_ids": row} for row in rows])
+    outputs = model(**packed)
+    alone = [model(row[None], labels=row[None]) for row in rows]
+    expected = torch.cat([output.logits[0] for output in alone])
+    torch.testing.assert_close(outputs.logits[0], expected, atol=1e-3, rtol=1e-3)
+    lengths = torch.tensor([len(row) - 1.0 for row in rows])
+    losses = torch.stack([output.loss for output in alone])[lengths > 0]
+    torch.testing.assert_close(outputs.loss, (losses * lengths[lengths > 0]).sum() / lengths.sum(), atol=1e-3, rtol=1e-3)
+    leaked = model(packed["input_ids"]).logits[0]
+    assert (leaked - expected).abs().max() > 0.1
+
+
+def test_positions_that_start_again_are_refused_where_they_cannot_be_packed():
+    model = make_model()
+    ids, mask = batch()
+    positions = torch.tensor([[0, 1, 2, 0, 1, 2, 3]]).expand(3, -1)
+    for rows, padding in ((3, None), (3, mask), (1, mask[1:2].flip(1))):
+        with pytest.raises(ValueError, match="`position_ids` starts a sequence inside a row"):
+            model(ids[:rows], attention_mask=padding, position_ids=positions[:rows])
+    # Positions of a left-padded batch say nothing new, whatever stands at the padding.
+    counted = (mask.cumsum(1) - 1).masked_fill(mask == 0, 1)
+    expected = model(ids, attention_mask=mask).logits
+    assert torch.equal(model(ids, attention_mask=mask, position_ids=counted).logits, expected)
+
+
+def test_logits_to_keep():
+    model = make_model()
+    ids, _ = batch()
+    logits = model(ids).logits
+    for keep, expected in (
+        (2, logits[:, -2:]),
+        (torch.tensor([0, 5]), logits[:, [0, 5]]),
+        (torch.tensor([[0], [3], [6]]), logits[torch.arange(3), [0, 3, 6]].unsqueeze(1)),
+        (ids > 9, logits[ids > 9]),
+    ):
+        torch.testing.assert_close(model(ids, logits_to_keep=keep).logits, expected)
+
+
+def test_hidden_states_of_some_layers():
+    model = make_model()
+    ids, _ = batch()
+    before, after_first, last = model(ids, output_hidden_states=True).hidden_states
+    assert torch.equal(before, model.model.embed_tokens(ids))
+    assert torch.equal(last, model.model(ids).last_hidden_state)
+    first, none = model(ids, output_hidden_states=[0]).hidden_states
+    assert torch.equal(first, after_first)
+    assert none is None
+
+
+@pytest.mark.works_with("Continuous batching")
+def test_continuous_batching_is_refused_in_words():
+    model: Any = make_model()
+    for call in (model.init_continuous_batching, lambda: model.generate_batch([[3, 4]])):
+        with pytest.raises(ValueError, match="continuous batching is for paged keys and values"):
+            call()
+
+
+@pytest.mark.works_with("Auto classes")
+@pytest.mark.parametrize("imports", ["shippo_ssm, transformers", "transformers.models.auto.modeling_auto, shippo_ssm"])
+def test_auto_classes_know_the_model_once_the_package_is_imported(imports, tmp_path):
+    """In either order; and the package alone loads neither torch nor the model."""
+    make_model().save_pretrained(tmp_path)
+    script = f"""
+import sys, shippo_ssm
+assert "torch" not in sys.modules and "transformers" not in sys.modules
+for name in [name for name in sys.modules if name.startswith("shippo_ssm")] + ["transformers.models.shippo"]:
+    del sys.modules[name]
+import {imports}
+from transformers import AutoConfig, AutoModel, AutoModelForCausalLM
+assert "shippo_ssm.models.hf" not in sys.modules
+for auto in (AutoModelForCausalLM, AutoModel, AutoConfig):
+    print(type(auto.from_pretrained({str(tmp_path)!r})).__name__)
+"""
+    output = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True).stdout
+    assert output.split() == ["ShippoForCausalLM", "ShippoModel", "ShippoConfig"]
+
+
+def test_a_neighbour_that_has_changed_still_loads(caplog):
+    introduce_to(ModuleType("changed"), tell_models)
+    assert "`changed` could not be told" in caplog.text
+
+
+@pytest.mark.works_with("Trainer")
+def test_the_trainer_trains_on_packed_rows_and_spares_what_takes_no_decay(tmp_path):
+    pytest.importorskip("accelerate")
+    from transformers import Trainer, TrainingArguments
+
+    model = ShippoForCausalLM(make_model().config)
+    rows = [{"input_ids": [3 + (start + step) % 20 for step in range(5 + start % 4)]} for start in range(16)]
+    settings: dict[str, Any] = {"max_steps": 20, "per_device_train_batch_size": 4, "learning_rate": 2e-2, "weight_decay": 0.1}
+    settings |= {"report_to": "none", "use_cpu": True, "save_strategy": "no", "logging_steps": 5, "disable_tqdm": True}
+    settings |= {"lr_scheduler_type": "constant"}
+    trainer = Trainer(
+        model,
+        TrainingArguments(output_dir=str(tmp_path), remove_unused_columns=False, **settings),
+        data_collator=DataCollatorWithFlattening(),
+        train_dataset=rows,  # pyright: ignore[reportArgumentType]
+    )
+    trainer.train()
+    losses = [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]
+    assert losses[-1] < 0.8 * losses[0]
+    assert trainer.optimizer is not None
+    decayed, spared = ({id(p) for p in group["params"]} for group in trainer.optimizer.param_groups)
+    marked = {id(p) for p in model.parameters() if getattr(p, "_no_weight_decay", False)}
+    assert marked
+    assert marked <= spared
+    assert {id(mixer.in_proj.weight) for mixer in model.model.mixers} <= decayed
+
+
+@pytest.mark.works_with("Pipelines")
+def test_a_pipeline_generates_text():
+    from tokenizers import Tokenizer, models, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast, pipeline
+
+    words = Tokenizer(models.WordLevel({"<pad>": 0, "<eos>": 1, **{f"w{index}": index for index in range(2, 23)}}, "<pad>"))
+    words.pre_tokenizer = pre_tokenizers.WhitespaceSplit()  # pyright: ignore[reportAttributeAccessIssue]
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=words, pad_token="<pad>", eos_token="<eos>", padding_side="left")
+    model = make_model()
+    writer: Any = pipeline("text-generation", model=model, tokenizer=tokenizer, device="cpu")
+    prompts = ["w3 w4 w5", "w7"]
+    how: dict[str, Any] = {"max_new_tokens": 4, "do_sample": False}
+    texts = [output[0]["generated_text"] for output in writer(prompts, batch_size=2, **how)]
+    for prompt, text in zip(prompts, texts):
+        ids = torch.tensor([tokenizer(prompt)["input_ids"]])
+        alone = generate(model, ids, torch.ones_like(ids), **how)[0, ids.shape[1] :]
+        assert text.removeprefix(prompt).split() == tokenizer.decode(alone, skip_special_tokens=True).split()
+
+
 def test_bad_configurations():
     for name in ("conv_kernel", "controller_conv"):
         bad: dict[str, Any] = {name: 1}
@@ -189,16 +308,16 @@ def test_bad_configurations():
 
 @pytest.mark.works_with("PEFT")
 def test_lora_changes_the_output_and_trains():
+    """By the default targets of our own, which PEFT learns of on import."""
     peft = pytest.importorskip("peft")
     model = make_model()
     ids, _ = batch()
     ids = ids.clamp_min(3)
     before = model(ids).logits.detach()
-    targets = ["in_proj", "out_proj", "write_proj", "read_proj", "right_proj"]
-    adapted = peft.get_peft_model(model, peft.LoraConfig(r=4, target_modules=targets, init_lora_weights=False))
+    adapted = peft.get_peft_model(model, peft.LoraConfig(r=4, init_lora_weights=False))
     assert not torch.allclose(adapted(ids).logits, before)
     trainable = [parameter for parameter in adapted.parameters() if parameter.requires_grad]
-    assert len(trainable) == 2 * len(targets) * 2
+    assert len(trainable) == 2 * len(LORA_TARGETS) * 2
     optimizer = torch.optim.Adam(trainable, lr=1e-2)
     losses = []
     for _ in range(15):

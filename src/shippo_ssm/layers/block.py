@@ -69,22 +69,20 @@ class Stack(nn.ModuleList):
     """Blocks one after another, each with its own state.
 
     Attributes:
-        gradient_checkpointing: recompute each block in the backward pass instead of keeping what is inside it.
+        recompute: run each block again in the backward pass instead of keeping what is inside it (gradient checkpointing).
     """
 
     def __init__(self, blocks: Iterable[Block]) -> None:
         super().__init__(blocks)
         if not len(self):
             raise ValueError("Stack: `blocks` is empty; expected at least 1 layer")
-        self.gradient_checkpointing = False
+        self.recompute = False
 
     def __iter__(self) -> Iterator[Block]:
         return super().__iter__()  # pyright: ignore[reportReturnType]
 
-    def run(
-        self, u: Tensor, states: Sequence[Any] | None, segment: Segment, seen: list[Tensor] | None = None
-    ) -> tuple[Tensor, list[Any]]:
-        """u [B, T, d_model] through all blocks; what enters each of them is appended to `seen` where that is given."""
+    def run(self, u: Tensor, states: Sequence[Any] | None, segment: Segment) -> tuple[Tensor, list[Any]]:
+        """u [B, T, d_model] through all blocks."""
         if states is not None and len(states) != len(self):
             raise ValueError(
                 f"Stack: `states` has {len(states)} entries; expected {len(self)}, one per layer; the states belong to another "
@@ -92,10 +90,8 @@ class Stack(nn.ModuleList):
             )
         after = []
         for index, block in enumerate(self):
-            if seen is not None:
-                seen.append(u)
             state = None if states is None else states[index]
-            if self.gradient_checkpointing and self.training and torch.is_grad_enabled():
+            if self.recompute and self.training and torch.is_grad_enabled():
                 u, state = checkpoint(block, u, state, segment, output_state=True, use_reentrant=False)
             else:
                 u, state = block(u, state, segment, output_state=True)

@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from shippo_ssm.actions import RightAction
 from shippo_ssm.layers.conv import ShortConv
 from shippo_ssm.layers.mixer import WHOLE, Segment
+from shippo_ssm.layers.spared import Spared
 from shippo_ssm.layers.spec import ShippoSpec
 
 # Rows of `scalar_bias` and order of the four scalars.
@@ -48,7 +49,7 @@ class Emission(NamedTuple):
     coords: Tensor
 
 
-class Controller(nn.Module):
+class Controller(Spared):
     """write, read, step, mix, gates, coords = phi(x): an input-only (or causal-convolution) controller.
 
     write and read are linear in x_t; with raw scalars linear in x_t plus a bias, step = softplus(raw), mix = sigmoid(raw) and
@@ -68,6 +69,8 @@ class Controller(nn.Module):
         >>> emission.write.shape, emission.coords.shape
         (torch.Size([2, 5, 4, 1, 8]), torch.Size([2, 5, 4, 16]))
     """
+
+    spared = ("scalar_bias", "right_bias")
 
     def __init__(
         self,
@@ -118,10 +121,6 @@ class Controller(nn.Module):
                 nn.init.normal_(self.right_proj.weight, std=self.spec.right_std)
                 for index, start in enumerate(self.init_coordinates):
                     self.right_bias[:, index] = start
-
-    def sensitive_parameters(self) -> list[nn.Parameter]:
-        """What stays in float32 in a half-precision model and takes no weight decay."""
-        return [self.scalar_bias] + ([] if self.right_bias is None else [self.right_bias])
 
     @property
     def projections(self) -> list[nn.Linear]:

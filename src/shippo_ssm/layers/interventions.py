@@ -15,7 +15,6 @@ from torch import Tensor, nn
 from shippo_ssm._private import tree_leaves
 from shippo_ssm.layers.controller import Controller
 from shippo_ssm.layers.mixer import Mixer
-from shippo_ssm.layers.shippo import Shippo
 
 
 @contextlib.contextmanager
@@ -105,7 +104,7 @@ def debug_nans(model: nn.Module) -> Iterator[nn.Module]:
 
 
 def weight_decay_groups(model: nn.Module, weight_decay: float) -> list[dict[str, Any]]:
-    """Optimiser groups: `weight_decay` for all parameters but the sensitive ones of SHiPPO layers, which get none.
+    """Optimiser groups: `weight_decay` for all parameters but the spared ones of SHiPPO layers, which get none.
 
     Example:
         >>> import torch
@@ -114,8 +113,7 @@ def weight_decay_groups(model: nn.Module, weight_decay: float) -> list[dict[str,
         >>> len(groups[1]["params"])
         6
     """
-    kept = {id(p) for module in model.modules() if isinstance(module, Shippo) for p in module.sensitive_parameters()}
-    kept |= {id(p) for p in model.parameters() if getattr(p, "_no_weight_decay", False)}
+    kept = {id(p) for p in model.parameters() if getattr(p, "_no_weight_decay", False)}
     decayed = [p for p in model.parameters() if p.requires_grad and id(p) not in kept]
     spared = [p for p in model.parameters() if p.requires_grad and id(p) in kept]
     return [{"params": decayed, "weight_decay": weight_decay}, {"params": spared, "weight_decay": 0.0}]

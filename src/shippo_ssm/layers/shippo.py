@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import contextlib
 import inspect
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -30,6 +29,7 @@ from shippo_ssm.layers.controller import Controller, Emission
 from shippo_ssm.layers.conv import ShortConv
 from shippo_ssm.layers.drift import initial_drift
 from shippo_ssm.layers.mixer import Mixer, Segment
+from shippo_ssm.layers.spared import Spared, SparedNorm
 from shippo_ssm.layers.spec import ShippoSpec
 from shippo_ssm.layers.state import ShippoState, check_state
 from shippo_ssm.scan import Recurrence
@@ -38,7 +38,7 @@ from shippo_ssm.scan import Recurrence
 READ_EPS = 1e-10
 
 
-class Shippo(Mixer[ShippoState]):
+class Shippo(Mixer[ShippoState], Spared):
     """y = W_out (silu(z) (read^T H + skip value)), H_t = L_t (H_{t-1} + beta_t U_{t-1}) R_t + gamma_t U_t: one SHiPPO layer.
 
     Args:
@@ -59,6 +59,7 @@ class Shippo(Mixer[ShippoState]):
     """
 
     takes_every = True
+    spared = ("drift_log", "skip", "initial_memory")
 
     def __init__(
         self,
@@ -84,17 +85,15 @@ class Shippo(Mixer[ShippoState]):
         self.controller = Controller(d_inner, self.num_groups, self.right, spec, **place)
         self.drift_log = nn.Parameter(torch.empty(self.num_groups, spec.d_state, **place))
         self.skip = nn.Parameter(torch.empty(self.num_groups, spec.group_width, **place))
-        self.read_norm = nn.RMSNorm(d_inner, eps=READ_EPS, **place) if spec.read_norm else None
+        self.read_norm = SparedNorm(d_inner, eps=READ_EPS, **place) if spec.read_norm else None
         self.initial_memory = None
         if spec.learnable_initial_state:
             self.initial_memory = nn.Parameter(torch.empty(self.num_groups, spec.d_state, spec.group_width, **place))
         self.out_proj = nn.Linear(d_inner, d_model, bias=spec.bias, **place)
-        for parameter in self.sensitive_parameters():
-            parameter._no_weight_decay = True  # pyright: ignore[reportAttributeAccessIssue]
         self.reset_parameters()
-        # A layer asked for in half precision keeps its sensitive parameters in float32 as well.
+        # A layer asked for in half precision keeps its spared parameters in float32 as well.
         if compute_dtype(self.drift_log.dtype) != self.drift_log.dtype:
-            for parameter in self.sensitive_parameters():
+            for parameter in self.spared_parameters():
                 parameter.data = parameter.data.float()
 
     def reset_parameters(self) -> None:
@@ -122,12 +121,6 @@ class Shippo(Mixer[ShippoState]):
                 # Scaled to the spread that a linear layer of this width starts with.
                 values = into[: self.d_inner].float()
                 self.out_proj.weight.copy_(values.mT * (3 * self.d_inner) ** -0.5 / values.std())
-
-    def sensitive_parameters(self) -> list[nn.Parameter]:
-        """What stays in float32 in a half-precision model and takes no weight decay: drift, skip, norm, biases, H_0."""
-        own = [self.drift_log, self.skip] + ([] if self.initial_memory is None else [self.initial_memory])
-        own += [] if self.read_norm is None else [self.read_norm.weight]
-        return own + self.controller.sensitive_parameters()
 
     @property
     def drift(self) -> Tensor:
@@ -294,21 +287,6 @@ class Shippo(Mixer[ShippoState]):
         x = F.silu(x)
         emission, own_window = self.controller(x[..., : self.d_inner], state.controller, segment)
         return x, gate, emission, state, state._replace(conv=window, controller=own_window)
-
-    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Shippo:
-        """`.half()` and `.to(bfloat16)` leave the sensitive parameters in float32; moves and `.double()` take them along."""
-        sensitive = {id(parameter) for parameter in self.sensitive_parameters()}
-
-        def keep(tensor: Tensor) -> Tensor:
-            changed = fn(tensor)
-            if id(tensor) in sensitive and compute_dtype(changed.dtype) != changed.dtype:
-                return tensor.to(device=changed.device)
-            return changed
-
-        super()._apply(keep, recurse)
-        for parameter in self.sensitive_parameters():
-            parameter._no_weight_decay = True  # pyright: ignore[reportAttributeAccessIssue]
-        return self
 
 
 def _signature() -> inspect.Signature:

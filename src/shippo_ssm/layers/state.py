@@ -42,6 +42,10 @@ class ShippoState(NamedTuple):
         """The number of sequences, B."""
         return self.conv.shape[0]
 
+    def tensors(self) -> list[Tensor]:
+        """All of its tensors."""
+        return [self.conv, *self.cell] + ([] if self.controller is None else [self.controller])
+
     def detach(self) -> ShippoState:
         """The same numbers outside the graph."""
         return states.detach(self)

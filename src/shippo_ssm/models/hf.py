@@ -2,11 +2,12 @@
 
 Data path: token ids [B, T] are embedded to [B, T, hidden_size], pass num_hidden_layers pre-norm residual SHiPPO layers and a
 last norm, and a linear head gives logits [B, T, vocab_size]. Between calls the recurrent states live in the library's
-`DynamicCache`, in one layer of its linear-attention kind per layer of the model. Beam search reorders them as any other cache,
-and assisted generation goes back to the last token that was accepted: states are kept while candidates are looked at. Padding
-marked in `attention_mask` is the identity map, so that left-padded batches decode as if each row were alone.
+`DynamicCache` or `StaticCache`, one `ShippoState` per layer. Beam search reorders them as any other cache, gradients pass a
+dynamic one, and assisted generation goes back to the last token that was accepted: states are kept while candidates are looked
+at. Padding marked in `attention_mask` is the identity map, so that left-padded batches decode as if each row were alone.
+Sequences packed into one row, as `DataCollatorWithFlattening` does, do not see each other.
 
-Importing this module registers the classes with `AutoConfig`, `AutoModel` and `AutoModelForCausalLM`.
+`import shippo_ssm` is enough for `AutoConfig`, `AutoModel` and `AutoModelForCausalLM` to find these classes.
 """
 
 from __future__ import annotations
@@ -22,10 +23,15 @@ import torch
 from huggingface_hub.dataclasses import strict
 from torch import Tensor, nn
 from transformers import AutoConfig, AutoModel, AutoModelForCausalLM, DynamicCache, GenerationMixin, PreTrainedModel
-from transformers.cache_utils import Cache, CacheLayerMixin, LinearAttentionLayer
+from transformers.cache_utils import Cache, CacheLayerMixin, StaticLayer
 from transformers.configuration_utils import PreTrainedConfig
 from transformers.masking_utils import create_recurrent_attention_mask
+from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.modeling_outputs import BaseModelOutputWithPast, CausalLMOutputWithPast
+from transformers.modeling_utils import slice_logits_to_keep
+from transformers.utils import can_return_tuple
+from transformers.utils.import_utils import is_tracing
+from transformers.utils.output_capturing import capture_outputs
 
 from shippo_ssm.layers import PAPER_START, Block, Controller, Shippo, ShippoSpec, ShippoState, ShortConv, Stack
 from shippo_ssm.layers.decode import RMSNorm
@@ -49,21 +55,21 @@ LAYER_TYPE = "shippo"
 NUM_RECORDED = 64
 
 
-class ShippoCacheLayer(LinearAttentionLayer, CacheLayerMixin):
+class ShippoCacheLayer(CacheLayerMixin):
     """One layer of a `DynamicCache`: the `ShippoState` of a layer, and how many positions it has seen.
 
-    `generate` asks a cache how long it is; the library's own linear-attention layer leaves that to attention layers beside it,
-    and a purely recurrent model has none. The name `_layer_type` makes `DynamicCache(config=config)` build these layers. While
-    the past is recorded (`activate_past_recording`), the states after the last positions are kept, so that `crop` can go back.
+    The name `_layer_type` makes `DynamicCache(config=config)` build these layers. While the past is recorded
+    (`activate_past_recording`), the states after the last positions are kept, so that `crop` can go back.
     """
 
     _layer_type = LAYER_TYPE
+    supports_early_init = False
 
     def __init__(self, **kwargs: Any) -> None:
-        CacheLayerMixin.__init__(self)
-        LinearAttentionLayer.__init__(self, number_of_states=2)
+        super().__init__(**kwargs)
         self.state: ShippoState | None = None
         self.num_seen = 0
+        self.record_past = False
         # The states after the last positions, `state` at the end.
         self.past: deque[ShippoState] = deque(maxlen=NUM_RECORDED + 1)
 
@@ -71,9 +77,12 @@ class ShippoCacheLayer(LinearAttentionLayer, CacheLayerMixin):
         """Keep `state`, reached after `num_new` more positions."""
         self.state = state
         self.num_seen += num_new
-        self.device, self.dtype = state.conv.device, state.conv.dtype
         if self.record_past:
             self.past.append(state)
+
+    def activate_past_recording(self) -> None:
+        """From now on, keep the states after the last positions."""
+        self.record_past = True
 
     def crop(self, tokens_to_remove: int) -> None:
         """Go back by -`tokens_to_remove` positions, to a state that was recorded."""
@@ -98,6 +107,10 @@ class ShippoCacheLayer(LinearAttentionLayer, CacheLayerMixin):
         """Positions seen, padding included."""
         return self.num_seen
 
+    def get_max_length(self) -> int:
+        """No limit: the state does not grow."""
+        return -1
+
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
         """Length and offset of what a mask for `query_length` more positions has to cover."""
         return self.num_seen + query_length, 0
@@ -106,76 +119,46 @@ class ShippoCacheLayer(LinearAttentionLayer, CacheLayerMixin):
         """Refused: there are no keys and values."""
         raise ValueError("ShippoCacheLayer: `update` is for keys and values; a SHiPPO layer keeps its state with `store`")
 
+    lazy_initialization = update
+
     def reset(self) -> None:
         """Forget everything."""
         self.state, self.num_seen = None, 0
         self.past.clear()
 
     def reorder_cache(self, beam_idx: Tensor) -> None:
-        """Keep the rows `beam_idx`."""
+        """Keep the rows `beam_idx`, with repeats as beam search wants them."""
         self._change(lambda state: state.select(beam_idx))
+
+    batch_select_indices = reorder_cache
 
     def batch_repeat_interleave(self, repeats: int) -> None:
         """Repeat every row `repeats` times."""
         self._change(lambda state: state.repeat(repeats))
-
-    def batch_select_indices(self, indices: Tensor) -> None:
-        """Keep the rows `indices`."""
-        self._change(lambda state: state.select(indices))
-
-    def offload(self) -> None:
-        """Move the state to the CPU."""
-        self._change(lambda state: state.to("cpu"))
-
-    def prefetch(self) -> None:
-        """Move the state back to its device."""
-        self._change(lambda state: state.to(self.device or "cpu"))
 
     def _change(self, change: Callable[[ShippoState], ShippoState]) -> None:
         if self.state is not None:
             self.state = change(self.state)
             self.past = deque([self.state] if self.record_past else [], maxlen=NUM_RECORDED + 1)
 
-    # What the library looks at in a linear-attention layer, as views of the state; time is the last axis of conv states.
-    @property
-    def conv_states(self) -> dict[int, Tensor | None]:
-        """The convolution's window, and the last source with the controller's window, if any."""
-        if self.state is None:
-            return {0: None, 1: None}
-        own = [] if self.state.controller is None else [self.state.controller]
-        rest = [tensor.flatten(1) for tensor in (self.state.cell.write, self.state.cell.value, *own)]
-        return {0: self.state.conv.mT, 1: torch.cat([tensor.to(rest[0].dtype) for tensor in rest], 1).unsqueeze(-1)}
 
-    @property
-    def recurrent_states(self) -> dict[int, Tensor | None]:
-        """The memory [B, G, N, P]."""
-        return {0: None if self.state is None else self.state.cell.memory, 1: None}
+class ShippoStaticCacheLayer(ShippoCacheLayer, StaticLayer):
+    """One layer of a `StaticCache`: the same, in tensors that stay where they are, as compiled graphs want them."""
 
-    @property
-    def has_previous_state(self) -> dict[int, bool]:
-        """Whether there is a state, by the number of a conv state."""
-        return dict.fromkeys(range(2), self.state is not None)
-
-    @property
-    def is_conv_states_initialized(self) -> dict[int, bool]:
-        """The same."""
-        return self.has_previous_state
-
-    @property
-    def is_recurrent_states_initialized(self) -> dict[int, bool]:
-        """The same, for the memory."""
-        return {0: self.state is not None, 1: False}
-
-    @conv_states.setter
-    def conv_states(self, value: Any) -> None: ...
-    @recurrent_states.setter
-    def recurrent_states(self, value: Any) -> None: ...
-    @has_previous_state.setter
-    def has_previous_state(self, value: Any) -> None: ...
-    @is_conv_states_initialized.setter
-    def is_conv_states_initialized(self, value: Any) -> None: ...
-    @is_recurrent_states_initialized.setter
-    def is_recurrent_states_initialized(self, value: Any) -> None: ...
+    def store(self, state: ShippoState, num_new: int) -> None:
+        """Copy `state` to where the first one was put."""
+        if state.cell.memory.requires_grad:
+            raise ValueError(
+                "ShippoStaticCacheLayer: `state` has a gradient; expected none, a static cache is overwritten; "
+                "take a DynamicCache(config=model.config), or torch.no_grad()"
+            )
+        if self.state is None or self.record_past:
+            state = state.clone()
+        else:
+            for held, new in zip(self.state.tensors(), state.tensors()):
+                held.copy_(new)
+            state = self.state
+        super().store(state, num_new)
 
 
 @strict
@@ -199,6 +182,14 @@ class ShippoConfig(PreTrainedConfig):
     """
 
     model_type = "shippo"
+    # A projection is cut by its outputs and what it gives is gathered: the recurrence runs whole on every rank.
+    base_model_tp_plan = {  # noqa: RUF012
+        "embed_tokens": "embedding_rowwise",
+        "layers.*.mixer.in_proj": "colwise_gather_output",
+        "layers.*.mixer.out_proj": "colwise_gather_output",
+        "layers.*.mixer.controller.write_proj": "colwise_gather_output",
+        "layers.*.mixer.controller.read_proj": "colwise_gather_output",
+    }
 
     vocab_size: int = 32000
     hidden_size: int = 768
@@ -250,15 +241,58 @@ class ShippoConfig(PreTrainedConfig):
         return ShippoSpec(**{name: getattr(self, LIBRARY_NAMES.get(name, name)) for name in names})
 
 
+def padding_mask(config: ShippoConfig, u: Tensor, attention_mask: Tensor | None) -> Tensor | None:
+    """[B, T] of 0 and 1 for the positions of `u` [B, T, ..] out of a mask of all positions so far; `None` without padding."""
+    single = u.shape[1] == 1 and attention_mask is not None and attention_mask.ndim == 2
+    if not single or is_tracing(attention_mask):
+        return create_recurrent_attention_mask(config, u, attention_mask)
+    # The library takes a single position for a generated token, but a prompt may be read one by one as well.
+    last = attention_mask[:, -1:]
+    return None if bool(last.all()) else last
+
+
+def packed_bounds(u: Tensor, attention_mask: Tensor | None, said: dict[str, Any]) -> Tensor | None:
+    """[num_sequences + 1] boundaries of the sequences packed into the row of `u` [1, T, ..]; `None` for whole rows.
+
+    The library's collators say them as `cu_seq_lens_q`, as `seq_idx` [1, T], which changes, or as `position_ids` [1, T], which
+    do not grow, from one sequence to the next.
+    """
+    if said.get("cu_seq_lens_q") is not None:
+        return said["cu_seq_lens_q"]
+    for name, starts_at in (("seq_idx", torch.ne), ("position_ids", torch.le)):
+        ids = said.get(name)
+        # A single position starts nothing; positions of more than one axis belong to pictures.
+        if ids is None or ids.ndim != 2 or ids.shape[1] == 1:
+            continue
+        starts = starts_at(ids[:, 1:], ids[:, :-1])
+        if attention_mask is not None:
+            # Positions mean nothing at padding: a real one starts a sequence if it is not beyond all real ones before it.
+            real = attention_mask.bool()
+            starts = starts_at(ids, ids.masked_fill(~real, -1).cummax(1).values.roll(1, 1))[:, 1:] & real[:, 1:]
+        if not bool(starts.any()):
+            continue
+        if len(u) > 1 or attention_mask is not None:
+            raise ValueError(
+                f"ShippoModel: `{name}` starts a sequence inside a row, with padding or B = {len(u)}; expected B = 1 and no "
+                "padding where sequences are packed; put all of them into one row, as DataCollatorWithFlattening does"
+            )
+        return nn.functional.pad(starts[0], (1, 1), value=True).nonzero().squeeze(1)
+    return None
+
+
+class ShippoLayer(GradientCheckpointingLayer, Block):
+    """A `Block` that the library's gradient checkpointing knows."""
+
+
 class ShippoPreTrainedModel(PreTrainedModel):
     """What both models share: loading, saving and starting weights."""
 
     config: ShippoConfig
     config_class = ShippoConfig
     base_model_prefix = "model"
-    _no_split_modules = ["Block"]  # noqa: RUF012
+    _no_split_modules = ["ShippoLayer"]  # noqa: RUF012
     supports_gradient_checkpointing = True
-    _keep_in_fp32_modules_strict = {"drift_log", "skip", "initial_memory", "read_norm", "scalar_bias", "right_bias"}  # noqa: RUF012
+    _can_record_outputs = {"hidden_states": ShippoLayer}  # noqa: RUF012
 
     @torch.no_grad()
     def _init_weights(self, module: nn.Module) -> None:
@@ -288,10 +322,14 @@ class ShippoModel(ShippoPreTrainedModel):
         self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size, config.pad_token_id)
         spec, width, eps = config.spec, config.hidden_size, config.layer_norm_epsilon
         mixers = (Shippo(width, spec=spec, layer_idx=index) for index in range(config.num_hidden_layers))
-        self.layers = Stack(Block(mixer, norm_eps=eps) for mixer in mixers)
+        self.layers = Stack(ShippoLayer(mixer, norm_eps=eps) for mixer in mixers)
         self.norm = RMSNorm(width, eps=eps)
+        # Which parameters a layer spares depends on its options; a norm is named by its module.
+        spared = [name for name, parameter in self.layers.named_parameters() if getattr(parameter, "_no_weight_decay", False)]
+        self._keep_in_fp32_modules_strict = {name.removesuffix(".weight").rpartition(".")[2] for name in spared}
         self.post_init()
 
+    @capture_outputs
     def forward(
         self,
         input_ids: Tensor | None = None,
@@ -299,20 +337,19 @@ class ShippoModel(ShippoPreTrainedModel):
         past_key_values: Cache | None = None,
         inputs_embeds: Tensor | None = None,
         use_cache: bool | None = None,
-        output_hidden_states: bool | None = None,
-        return_dict: bool | None = None,
         **kwargs: Any,
-    ) -> BaseModelOutputWithPast | tuple[Any, ...]:
+    ) -> BaseModelOutputWithPast:
         """Hidden states of a segment.
 
         Args:
             input_ids: [B, T] token ids, or `inputs_embeds` in their place.
             attention_mask: [B, T] or, with a cache, [B, all positions so far], of 0 and 1; padding is the identity map.
-            past_key_values: a `DynamicCache(config=config)` to continue from and to update.
+            past_key_values: a `DynamicCache(config=config)` or `StaticCache` to continue from and to update.
             inputs_embeds: [B, T, hidden_size].
             use_cache: whether to return a cache; on by default outside training.
-            output_hidden_states: whether to return the hidden states in front of every layer and after the last norm.
-            return_dict: whether to return an output object rather than a tuple.
+            kwargs: `output_hidden_states`, for the hidden states in front of every layer and after the last norm, or a list of
+                layers; `return_dict`; and what says where sequences packed into one row begin: `cu_seq_lens_q`
+                [num_sequences + 1], `seq_idx` [1, T], or `position_ids` [1, T] that start again.
 
         Returns:
             `BaseModelOutputWithPast`, or a tuple.
@@ -321,54 +358,47 @@ class ShippoModel(ShippoPreTrainedModel):
             raise ValueError("ShippoModel: expected exactly one of `input_ids` and `inputs_embeds`")
         u = self.embed_tokens(input_ids) if inputs_embeds is None else inputs_embeds
         use_cache = use_cache if use_cache is not None else bool(self.config.use_cache and not self.training)
-        use_cache = use_cache and not (self.layers.gradient_checkpointing and self.training)
+        use_cache = use_cache and not (self.training and self.is_gradient_checkpointing)
         if not use_cache:
             past_key_values = None
         elif past_key_values is None:
             past_key_values = DynamicCache(config=self.config)
         if isinstance(attention_mask, dict):
             attention_mask = attention_mask[LAYER_TYPE]
-        attention_mask = create_recurrent_attention_mask(self.config, u, attention_mask, past_key_values)
+        attention_mask = padding_mask(self.config, u, attention_mask)
+        bounds = packed_bounds(u, attention_mask, kwargs)
+        gaps = attention_mask is not None or bounds is not None
+        segment = check_gaps("ShippoModel", u, attention_mask, bounds) if gaps else WHOLE
 
         caches = [] if past_key_values is None else self._caches(past_key_values)
-        states = [cache.state for cache in caches] if caches and caches[0].num_seen else None
-        hidden = output_hidden_states if output_hidden_states is not None else self.config.output_hidden_states
-        seen: list[Tensor] = []
-        segment = WHOLE if attention_mask is None else check_gaps("ShippoModel", u, attention_mask, None)
-        u = self._run(u, states, segment, caches, seen if hidden else None)
-        u = self.norm(u)
-        hidden_states: Any = (*seen, u)
-        output = BaseModelOutputWithPast(
-            last_hidden_state=u, past_key_values=past_key_values, hidden_states=hidden_states if hidden else None
-        )
-        return output if (self.config.return_dict if return_dict is None else return_dict) else output.to_tuple()
+        u = self._run(u, segment, caches, kwargs.get("output_hidden_states", self.config.output_hidden_states))
+        return BaseModelOutputWithPast(last_hidden_state=self.norm(u), past_key_values=past_key_values)
 
-    def _run(
-        self, u: Tensor, states: list[Any] | None, segment: Segment, caches: list[ShippoCacheLayer], seen: list[Tensor] | None
-    ) -> Tensor:
+    def _run(self, u: Tensor, segment: Segment, caches: list[ShippoCacheLayer], hidden: Any) -> Tensor:
         """The layers over a segment, with their states kept in `caches`: while these record the past, after every one of the
         last positions."""
         length, record = u.shape[1], bool(caches) and caches[0].record_past
-        first = max(0, length - NUM_RECORDED) if record else length
+        first = max(0, length - NUM_RECORDED) if record and segment.cu_seqlens is None else length
         # Padding is known to the scan alone, so that padded positions are recorded one by one.
         cuts = [0, first, length] if segment.whole else [0, *range(first, length + 1)]
-        outputs, entered = [], []
-        for start, stop in itertools.pairwise(cuts):
-            if start == stop:
-                continue
+        parts = [(start, stop) for start, stop in itertools.pairwise(cuts) if start != stop]
+        if hidden and len(parts) > 1:
+            raise ValueError(
+                f"ShippoModel: `output_hidden_states` came with {length} positions while the cache records the past; expected at "
+                f"most {NUM_RECORDED} and no padding; ask for them before activate_past_recording()"
+            )
+        outputs = []
+        for start, stop in parts:
             # The states in a cache are its own: without gradients they are written over.
             mask = None if segment.mask is None else segment.mask[:, start:stop]
             every, owned = record and start >= first and segment.whole, bool(caches) and not record
             part = segment._replace(mask=mask, every=every, owned=owned and not torch.is_grad_enabled())
-            entered.append([] if seen is not None else None)
-            y, after = self.layers.run(u[:, start:stop], states, part, entered[-1])
+            states = [cache.state for cache in caches] if caches and caches[0].num_seen else None
+            y, after = self.layers.run(u[:, start:stop], states, part)
             outputs.append(y)
             for cache, state in zip(caches, after):
                 for kept in [at(state, t) for t in range(stop - start)] if every else [state]:
                     cache.store(kept, 1 if every else stop - start)
-            states = [cache.state for cache in caches]
-        if seen is not None:
-            seen += [torch.cat(parts, dim=1) for parts in zip(*entered)]
         return outputs[0] if len(outputs) == 1 else torch.cat(outputs, dim=1)
 
     @property
@@ -400,6 +430,8 @@ class ShippoForCausalLM(ShippoPreTrainedModel, GenerationMixin):
     """
 
     _tied_weights_keys = {"lm_head.weight": "model.embed_tokens.weight"}  # noqa: RUF012
+    _tp_plan = {"lm_head": "colwise_gather_output"}  # noqa: RUF012
+    _fsdp_plan = {"lm_head": "keep_full_weight"}  # noqa: RUF012
 
     def __init__(self, config: ShippoConfig) -> None:
         super().__init__(config)
@@ -407,6 +439,7 @@ class ShippoForCausalLM(ShippoPreTrainedModel, GenerationMixin):
         self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
         self.post_init()
 
+    @can_return_tuple
     def forward(
         self,
         input_ids: Tensor | None = None,
@@ -415,16 +448,15 @@ class ShippoForCausalLM(ShippoPreTrainedModel, GenerationMixin):
         inputs_embeds: Tensor | None = None,
         labels: Tensor | None = None,
         use_cache: bool | None = None,
-        output_hidden_states: bool | None = None,
-        return_dict: bool | None = None,
-        logits_to_keep: int = 0,
+        logits_to_keep: int | Tensor = 0,
         **kwargs: Any,
-    ) -> CausalLMOutputWithPast | tuple[Any, ...]:
+    ) -> CausalLMOutputWithPast:
         """Logits, and the next-token loss where there are labels; other arguments as in `ShippoModel.forward`.
 
         Args:
             labels: [B, T], the input ids; they are shifted inside, and -100 is left out.
-            logits_to_keep: compute logits for the last so many positions only; 0 for all.
+            logits_to_keep: compute logits for the last so many positions only, or for the positions that a tensor names; 0 for
+                all.
 
         Returns:
             `CausalLMOutputWithPast`, or a tuple.
@@ -435,17 +467,23 @@ class ShippoForCausalLM(ShippoPreTrainedModel, GenerationMixin):
             past_key_values=past_key_values,
             inputs_embeds=inputs_embeds,
             use_cache=use_cache,
-            output_hidden_states=output_hidden_states,
             return_dict=True,
+            **kwargs,
         )
-        logits = self.lm_head(outputs.last_hidden_state[:, -logits_to_keep:])
+        logits = self.lm_head(slice_logits_to_keep(outputs.last_hidden_state, logits_to_keep))
         loss = None
         if labels is not None:
             loss = self.loss_function(logits=logits, labels=labels, vocab_size=self.config.vocab_size, **kwargs)
-        output = CausalLMOutputWithPast(
+        return CausalLMOutputWithPast(
             loss=loss, logits=logits, past_key_values=outputs.past_key_values, hidden_states=outputs.hidden_states
         )
-        return output if (self.config.return_dict if return_dict is None else return_dict) else output.to_tuple()
+
+    def init_continuous_batching(self, *args: Any, **kwargs: Any) -> NoReturn:
+        """Refused: it pages keys and values, and a recurrent state has no pages."""
+        raise ValueError(
+            "ShippoForCausalLM: continuous batching is for paged keys and values; a SHiPPO model has none; take `generate` on "
+            "a left-padded batch"
+        )
 
 
 AutoConfig.register("shippo", ShippoConfig, exist_ok=True)

@@ -1,0 +1,68 @@
+"""Transformers' common model tests on the Hugging Face model: saving, loading, training, padding, outputs, plans."""
+
+import importlib
+import sys
+import unittest
+from typing import Any
+
+import pytest
+import torch
+
+pytest.importorskip("transformers")
+pytest.importorskip("parameterized")
+
+from shippo_ssm.models.hf import ShippoConfig, ShippoForCausalLM, ShippoModel
+from tests.models import transformers_tests
+
+sys.path.append(str(transformers_tests.folder()))
+try:
+    modeling, training, fsdp, parallel = (
+        importlib.import_module(f"{transformers_tests.PACKAGE}.{file}") for file in transformers_tests.FILES
+    )
+except ModuleNotFoundError as missing:
+    pytest.skip(f"{missing}: run `python tests/models/transformers_tests.py`", allow_module_level=True)
+
+
+class TinyModel:
+    """What the common tests ask of a model: a tiny configuration and inputs for it."""
+
+    causal_lm_class = ShippoForCausalLM
+    base_model_class = ShippoModel
+    batch_size, seq_length, hidden_size, num_hidden_layers, vocab_size = 3, 7, 16, 2, 99
+    is_training = True
+
+    def __init__(self, parent) -> None:
+        self.parent = parent
+
+    def get_config(self) -> ShippoConfig:
+        sizes: dict[str, Any] = {"hidden_size": self.hidden_size, "num_hidden_layers": self.num_hidden_layers, "state_size": 8}
+        return ShippoConfig(vocab_size=self.vocab_size, pad_token_id=0, bos_token_id=1, eos_token_id=2, **sizes)
+
+    def prepare_config_and_inputs_for_common(self):
+        ids = torch.randint(3, self.vocab_size, (self.batch_size, self.seq_length))
+        mask = torch.ones_like(ids)
+        mask[1, :2] = 0
+        return self.get_config(), {"input_ids": ids, "attention_mask": mask}
+
+
+fsdp.FSDP_DISTRIBUTED_TEST_MODEL_TYPES = parallel.TP_DISTRIBUTED_TEST_MODEL_TYPES = None
+
+
+@pytest.mark.works_with("Transformers' common tests")
+@pytest.mark.filterwarnings("ignore")
+class TestTransformersCommon(
+    modeling.ModelTesterMixin,
+    modeling.GenerationTesterMixin,
+    training.TrainingTesterMixin,
+    fsdp.FSDPTesterMixin,
+    parallel.TensorParallelTesterMixin,
+    unittest.TestCase,
+):
+    all_model_classes = (ShippoModel, ShippoForCausalLM)
+    has_attentions = False
+    test_can_init_all_missing_weights_before_2023 = True
+    training_overfit_steps, training_overfit_learning_rate = 100, 5e-3
+    model_tester: Any = None
+
+    def setUp(self) -> None:
+        self.model_tester = TinyModel(self)
