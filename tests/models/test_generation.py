@@ -58,7 +58,7 @@ def test_a_static_cache_gives_what_no_cache_gives(way):
 def test_a_static_cache_stays_where_it_is():
     model = make_model()
     ids, mask = batch()
-    cache = StaticCache(config=model.config, max_cache_len=8)
+    cache: Any = StaticCache(config=model.config, max_cache_len=8)
     assert cache.is_compileable
     logits, places = [], []
     with torch.no_grad():
@@ -90,7 +90,7 @@ def test_rows_of_a_batch_decode_as_if_alone():
 def test_several_turns_on_one_cache(make_cache):
     model = make_model()
     ids, mask = batch()
-    room = {"max_cache_len": 40} if make_cache is StaticCache else {}
+    room: dict[str, Any] = {"max_cache_len": 40} if make_cache is StaticCache else {}
     cache = make_cache(config=model.config, **room)
     plain = ids
     for turn in range(3):

@@ -243,8 +243,7 @@ class ShippoConfig(PreTrainedConfig):
 
 def padding_mask(config: ShippoConfig, u: Tensor, attention_mask: Tensor | None) -> Tensor | None:
     """[B, T] of 0 and 1 for the positions of `u` [B, T, ..] out of a mask of all positions so far; `None` without padding."""
-    single = u.shape[1] == 1 and attention_mask is not None and attention_mask.ndim == 2
-    if not single or is_tracing(attention_mask):
+    if attention_mask is None or attention_mask.ndim != 2 or u.shape[1] > 1 or is_tracing(attention_mask):
         return create_recurrent_attention_mask(config, u, attention_mask)
     # The library takes a single position for a generated token, but a prompt may be read one by one as well.
     last = attention_mask[:, -1:]
@@ -384,8 +383,8 @@ class ShippoModel(ShippoPreTrainedModel):
         parts = [(start, stop) for start, stop in itertools.pairwise(cuts) if start != stop]
         if hidden and len(parts) > 1:
             raise ValueError(
-                f"ShippoModel: `output_hidden_states` came with {length} positions while the cache records the past; expected at "
-                f"most {NUM_RECORDED} and no padding; ask for them before activate_past_recording()"
+                f"ShippoModel: `output_hidden_states` came with {length} positions while the cache records the past; expected "
+                f"at most {NUM_RECORDED} and no padding; ask for them before activate_past_recording()"
             )
         outputs = []
         for start, stop in parts:
