@@ -46,9 +46,8 @@ def tell_trainer(trainer: Any) -> None:
 
     @wraps(ask)
     def get_decay_parameter_names(self: Any, model: Any) -> list[str]:
-        from shippo_ssm.layers.spared import Spared
-
-        ours = {id(p) for module in model.modules() if isinstance(module, Spared) for p in module.spared_parameters()}
+        # Only our modules have spared parameters (`layers.spared`).
+        ours = {id(p) for module in model.modules() if hasattr(module, "spared_parameters") for p in module.spared_parameters()}
         spared = {name for name, parameter in model.named_parameters() if id(parameter) in ours}
         return [name for name in ask(self, model) if name not in spared]
 

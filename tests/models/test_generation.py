@@ -69,7 +69,7 @@ def test_a_static_cache_stays_where_it_is():
         whole = model(ids, attention_mask=mask, use_cache=False).logits
     assert cache.get_seq_length() == 7
     assert places[0] == places[1] == places[2]
-    torch.testing.assert_close(torch.cat(logits, 1)[mask.bool()], whole[mask.bool()], atol=1e-4, rtol=1e-4)
+    torch.testing.assert_close(torch.cat(logits, 1)[mask.bool()], whole[mask.bool()], atol=1e-3, rtol=1e-3)
     cache.reset()
     assert cache.get_seq_length() == 0
 
