@@ -38,6 +38,7 @@ class Block(Mixer[Any]):
     """
 
     takes_every = True
+    takes_group = True
 
     def __init__(
         self,
@@ -122,6 +123,7 @@ class ShippoBackbone(Mixer[list[ShippoState]]):
     """
 
     takes_every = True
+    takes_group = True
 
     def __init__(
         self,

@@ -16,16 +16,19 @@ the last real position before it, so that the next real position still finds U_{
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.distributed import ProcessGroup
 
 from shippo_ssm._dtypes import compute_dtype
+from shippo_ssm.layers.halo import halo
 from shippo_ssm.layers.mixer import Segment
 from shippo_ssm.scan import Recurrence, scan
-from shippo_ssm.scan.checks import check_recurrence, expect_shape
+from shippo_ssm.scan.checks import asks_gradients, check_recurrence, describe_recurrence, expect_shape
+from shippo_ssm.scan.distributed import agree, tie
 
 
 class CellState(NamedTuple):
@@ -61,6 +64,7 @@ def shippo_cell(
     output_final_state: bool = False,
     cu_seqlens: Tensor | None = None,
     mask: Tensor | None = None,
+    group: ProcessGroup | None = None,
     backend: str = "auto",
 ) -> tuple[Tensor, CellState | None]:
     """H_t = L_t (H_{t-1} + (1 - mix_t) step_t U_{t-1}) right_t + mix_t step_t U_t, y_t = read_t^T H_t, U_t = write_t value_t^T.
@@ -77,6 +81,7 @@ def shippo_cell(
         output_final_state: whether to return the `CellState` after the last position.
         cu_seqlens: [num_sequences + 1] boundaries of sequences packed along T, with B = 1; sources do not cross them.
         mask: [B, T] bool, `False` where a position is padding and the cell must not move.
+        group: as in `transport_scan`; `mask` is this rank's.
         backend: as in `transport_scan`.
 
     Returns:
@@ -93,37 +98,43 @@ def shippo_cell(
         ([0.5, 1.5], 1.5)
     """
     op, kept, dtype = "shippo_cell", compute_dtype(value.dtype), value.dtype
-    if cu_seqlens is not None and mask is not None:
-        raise ValueError(f"{op}: `mask` came with `cu_seqlens`; expected one of them; leave padding out of packed sequences")
     given = Recurrence(value, write, read, step, drift, right).map(lambda tensor: tensor.to(kept))
-    check_recurrence(op, given, None, cu_seqlens)
-    sizes = {"B": value.shape[0], "T": value.shape[1], "G": value.shape[2]}
-    expect_shape(op, "mix", mix, ("B", "T", "G"), sizes)
-    if mask is not None:
-        expect_shape(op, "mask", mask, ("B", "T"), sizes)
-        if mask.dtype != torch.bool:
+
+    def check() -> dict[str, Any]:
+        if cu_seqlens is not None and mask is not None:
             raise ValueError(
-                f"{op}: `mask` has dtype {mask.dtype}; expected torch.bool, True at real positions; use mask.bool()"
+                f"{op}: `mask` came with `cu_seqlens`; expected one of them; leave padding out of packed sequences"
             )
-    segment = Segment(mask, cu_seqlens)
-    rank = value.shape[3:-1]
+        check_recurrence(op, given, None, cu_seqlens, cut=group is not None)
+        sizes = {"B": value.shape[0], "T": value.shape[1], "G": value.shape[2]}
+        expect_shape(op, "mix", mix, ("B", "T", "G"), sizes)
+        if mask is not None:
+            expect_shape(op, "mask", mask, ("B", "T"), sizes)
+            if mask.dtype != torch.bool:
+                raise ValueError(
+                    f"{op}: `mask` has dtype {mask.dtype}; expected torch.bool, True at real positions; use mask.bool()"
+                )
+        if initial_state is not None:
+            _check_cell_state(op, initial_state, shapes)
+        return describe_recurrence(given, cu_seqlens) | {
+            "`initial_state` is there": initial_state is not None,
+            "a gradient of `value` or another operand is asked for": asks_gradients(*given, mix, *(initial_state or ())),
+        }
+
+    sequences, rank = value.shape[0] if cu_seqlens is None else cu_seqlens.shape[0] - 1, value.shape[3:-1]
     shapes = {
-        "memory": (segment.num_sequences(value), value.shape[2], read.shape[-1], value.shape[-1]),
-        "write": (segment.num_sequences(value), value.shape[2], *rank, read.shape[-1]),
-        "value": (segment.num_sequences(value), value.shape[2], *rank, value.shape[-1]),
+        "memory": (sequences, value.shape[2], read.shape[-1], value.shape[-1]),
+        "write": (sequences, value.shape[2], *rank, read.shape[-1]),
+        "value": (sequences, value.shape[2], *rank, value.shape[-1]),
     }
+    if group is None:
+        check()
+        segment = Segment(mask, cu_seqlens)
+    else:
+        part = agree(op, group, check)
+        segment = Segment(mask, None if cu_seqlens is None else part.bounds(op, cu_seqlens), part=part)
     if initial_state is None:
         initial_state = CellState(*(value.new_zeros(shape) for shape in shapes.values()))
-    elif not isinstance(initial_state, CellState):
-        raise ValueError(
-            f"{op}: `initial_state` is a {type(initial_state).__name__}; expected a CellState, as an earlier call returned it"
-        )
-    for (name, shape), tensor in zip(shapes.items(), initial_state):
-        if tuple(tensor.shape) != shape:
-            raise ValueError(
-                f"{op}: `initial_state.{name}` has shape {tuple(tensor.shape)}; expected {shape}; the state belongs to other "
-                "operands"
-            )
     before = CellState(*(tensor.to(kept) for tensor in initial_state))
     y, after = run_cell(given.normalised(), mix.to(kept), before, segment, backend)
     return y.to(dtype), after if output_final_state else None
@@ -133,6 +144,9 @@ def run_cell(
     recurrence: Recurrence, mix: Tensor, before: CellState, segment: Segment, backend: str
 ) -> tuple[Tensor, CellState]:
     """`shippo_cell` of a normalised record, from the state `before`; its write and value may lack the axis of rank one."""
+    last_source = None
+    if segment.part is not None:
+        before, last_source = _enter_part(recurrence, before, segment)
     if segment.mask is not None:
         recurrence = _hold(recurrence, before, segment.mask)
     value, write, step = recurrence.value, recurrence.write, recurrence.step
@@ -149,9 +163,12 @@ def run_cell(
         initial_state=_enter(before, beta, segment.cu_seqlens),
         output_final_state=True,
         cu_seqlens=segment.cu_seqlens,
+        part=segment.part,
         backend=backend,
     )
     assert memory is not None
+    if last_source is not None:
+        return y, CellState(memory, *last_source)
     ends = segment.cu_seqlens
     return y, CellState(memory, _last(write, before.write, ends), _last(value, before.value, ends))
 
@@ -197,6 +214,34 @@ def shippo_cell_step(
     memory = torch.exp(step[..., None] * drift)[..., None] * memory + gamma * after.source
     y = (read.unsqueeze(-2) @ memory).squeeze(-2)
     return y.to(dtype), after._replace(memory=memory)
+
+
+def _enter_part(recurrence: Recurrence, before: CellState, segment: Segment) -> tuple[CellState, tuple[Tensor, Tensor]]:
+    """What this rank's part continues from, and the last (write, value) of the whole sequence.
+
+    The memory that enters is the scan's to know: it is what the first rank's part begins with, and nothing on the others.
+    """
+    assert segment.part is not None
+    sources = [recurrence.write, recurrence.value]
+    windows = [kept.view(-1, 1, *tensor.shape[2:]) for kept, tensor in zip((before.write, before.value), sources)]
+    entering, after = halo(sources, windows, segment)
+    write, value = (tensor.view_as(kept) for tensor, kept in zip(entering, (before.write, before.value)))
+    last_write, last_value = (tensor.view_as(kept) for tensor, kept in zip(after, (before.write, before.value)))
+    # A part without positions uses no source, and still answers for the one it received.
+    return CellState(tie(segment.part.first(before.memory), write, value), write, value), (last_write, last_value)
+
+
+def _check_cell_state(op: str, state: CellState, shapes: dict[str, tuple[int, ...]]) -> None:
+    if not isinstance(state, CellState):
+        raise ValueError(
+            f"{op}: `initial_state` is a {type(state).__name__}; expected a CellState, as an earlier call returned it"
+        )
+    for (name, shape), tensor in zip(shapes.items(), state):
+        if tuple(tensor.shape) != shape:
+            raise ValueError(
+                f"{op}: `initial_state.{name}` has shape {tuple(tensor.shape)}; expected {shape}; the state belongs to other "
+                "operands"
+            )
 
 
 def _enter(before: CellState, beta: Tensor, cu_seqlens: Tensor | None) -> Tensor:

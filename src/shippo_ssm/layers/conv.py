@@ -12,6 +12,7 @@ import math
 import torch
 from torch import Tensor, nn
 
+from shippo_ssm.layers.halo import halo
 from shippo_ssm.layers.mixer import WHOLE, Segment
 
 
@@ -71,9 +72,12 @@ class ShortConv(nn.Module):
         Args:
             x: [B, T, D].
             window: [B, K - 1, D], or [num_sequences, K - 1, D] with `cu_seqlens`.
-            segment: padding (where y is not meaningful) and packing.
+            segment: padding (where y is not meaningful) and packing; on a part of a sequence, the window is that of the whole.
         """
         mask, cu_seqlens = segment.mask, segment.cu_seqlens
+        if segment.part is not None and self.width > 1:
+            (window,), (after,) = halo([x], [window], segment)
+            return self.forward(x, window, segment._replace(part=None))[0], after
         # Under autocast the inputs may be of a lower precision than a window kept from an earlier call.
         window = window.to(x.dtype)
         if cu_seqlens is not None:

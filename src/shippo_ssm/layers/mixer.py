@@ -9,14 +9,18 @@ mixer that holds others hands the segment on, so that nothing is checked twice.
 
 from __future__ import annotations
 
+import zlib
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, Literal, NamedTuple, TypeVar, overload
 
 import torch
 from torch import Tensor, nn
+from torch.distributed import ProcessGroup
 
 from shippo_ssm.layers.states import map_states
-from shippo_ssm.scan.checks import check_cu_seqlens
+from shippo_ssm.scan.checks import asks_gradients, check_cu_seqlens, checksum
+from shippo_ssm.scan.distributed import Part, agree
 
 State = TypeVar("State")
 
@@ -29,17 +33,20 @@ class Segment(NamedTuple):
         cu_seqlens: [num_sequences + 1] boundaries of sequences packed along T, with B = 1; `None` for one sequence per row.
         owned: whether the state that is given may be written over.
         every: whether the state that is returned is that after every position, with a leading T axis on all its tensors.
+        part: which part of a longer sequence the positions are, where the ranks of a process group hold the others; boundaries
+            are then those inside this part.
     """
 
     mask: Tensor | None = None
     cu_seqlens: Tensor | None = None
     owned: bool = False
     every: bool = False
+    part: Part | None = None
 
     @property
     def whole(self) -> bool:
-        """Whether every position is real and every row one sequence."""
-        return self.mask is None and self.cu_seqlens is None
+        """Whether every position is real, every row one sequence, and none of it elsewhere."""
+        return self.mask is None and self.cu_seqlens is None and self.part is None
 
     def num_sequences(self, u: Tensor) -> int:
         """Sequences in `u` [B, T, ..], each with a state of its own."""
@@ -74,6 +81,8 @@ class Mixer(nn.Module, ABC, Generic[State]):
     """Whether the layer knows padding and packed sequences."""
     takes_every: ClassVar[bool] = False
     """Whether `run` gives the state after every position where a segment asks for it; otherwise positions go one by one."""
+    takes_group: ClassVar[bool] = False
+    """Whether the layer can run on a part of a sequence whose other parts are on other ranks of a process group."""
 
     def __init__(self, d_model: int) -> None:
         super().__init__()
@@ -107,6 +116,7 @@ class Mixer(nn.Module, ABC, Generic[State]):
         *,
         attention_mask: Tensor | None = None,
         cu_seqlens: Tensor | None = None,
+        group: ProcessGroup | None = None,
         output_state: Literal[False] = False,
     ) -> Tensor: ...
     @overload
@@ -118,6 +128,7 @@ class Mixer(nn.Module, ABC, Generic[State]):
         *,
         attention_mask: Tensor | None = None,
         cu_seqlens: Tensor | None = None,
+        group: ProcessGroup | None = None,
         output_state: Literal[True],
     ) -> tuple[Tensor, State]: ...
     def forward(
@@ -128,6 +139,7 @@ class Mixer(nn.Module, ABC, Generic[State]):
         *,
         attention_mask: Tensor | None = None,
         cu_seqlens: Tensor | None = None,
+        group: ProcessGroup | None = None,
         output_state: bool = False,
     ) -> Tensor | tuple[Tensor, State]:
         """Run the layer over a segment.
@@ -135,20 +147,26 @@ class Mixer(nn.Module, ABC, Generic[State]):
         Args:
             u: [B, T, d_model].
             state: the state of an earlier segment; a fresh start by default.
-            segment: padding and packing as a checked record, in the place of the next two: what a stack hands to its layers.
+            segment: what the next three say as a checked record, in their place: what a stack hands to its layers.
             attention_mask: [B, T], bool or 0/1 integers; padding may stand left, right or between, and leaves the state alone.
             cu_seqlens: [num_sequences + 1] boundaries of sequences packed along T, with B = 1; one state per sequence.
+            group: a process group whose ranks hold contiguous parts of T, in their order; `u` and `attention_mask` are this
+                rank's, the state and `cu_seqlens` those of the whole sequence. Gradients of parameters add up over the ranks.
             output_state: whether to return the state after the segment.
 
         Returns:
             y [B, T, d_model] (zeros at padding), or (y, state) with `output_state=True`.
         """
         if segment is None:
-            segment = self.check(u, attention_mask, cu_seqlens)
-        if not self.takes_gaps and not segment.whole:
+            segment = self.check(u, attention_mask, cu_seqlens, group)
+        if not self.takes_gaps and not segment._replace(part=None).whole:
             raise ValueError(
                 f"{type(self).__name__}: `attention_mask` or `cu_seqlens` came; expected `None`, this layer moves at every "
                 "position; leave padding out, or take a Shippo layer"
+            )
+        if segment.part is not None and not self.takes_group:
+            raise ValueError(
+                f"{type(self).__name__}: `group` came; expected `None`, this layer needs whole sequences; take a Shippo layer"
             )
         run = self.run if self.takes_every or not segment.every else self.run_each
         y, state = run(u, state, segment)
@@ -188,9 +206,17 @@ class Mixer(nn.Module, ABC, Generic[State]):
         """R [B, T, G, P, P] that the layer would apply along `u` [B, T, d_model]; `None` for one without right actions."""
         return None
 
-    def check(self, u: Tensor, attention_mask: Tensor | None = None, cu_seqlens: Tensor | None = None) -> Segment:
+    def check(
+        self,
+        u: Tensor,
+        attention_mask: Tensor | None = None,
+        cu_seqlens: Tensor | None = None,
+        group: ProcessGroup | None = None,
+    ) -> Segment:
         """Check `u` and what is said about its positions; returns the latter as a record."""
         op, width = type(self).__name__, self.d_model
+        if group is not None:
+            return agree_on_segment(self, op, u, attention_mask, cu_seqlens, group, self.check)
         if not isinstance(u, Tensor) or u.ndim != 3 or u.shape[-1] != width:
             raise ValueError(
                 f"{op}: `u` is {_describe(u)}; expected [B, T, d_model] with d_model = {width}; reshape or project it first"
@@ -202,16 +228,69 @@ class Mixer(nn.Module, ABC, Generic[State]):
         return check_gaps(op, u, attention_mask, cu_seqlens)
 
 
-def check_gaps(op: str, u: Tensor, attention_mask: Tensor | None, cu_seqlens: Tensor | None) -> Segment:
+def agree_on_segment(
+    module: nn.Module,
+    op: str,
+    u: Tensor,
+    attention_mask: Tensor | None,
+    cu_seqlens: Tensor | None,
+    group: ProcessGroup,
+    check: Callable[[Tensor, Tensor | None], Any],
+) -> Segment:
+    """The `Segment` of this rank's part `u` [B, T, ..], checked on all ranks of `group` at once.
+
+    Args:
+        module: what will run; its parameters must have the same shapes on every rank.
+        op: its name, for messages.
+        check: checks (u, attention_mask) on this rank alone.
+    """
+
+    def facts() -> dict[str, Any]:
+        check(u, attention_mask)
+        if cu_seqlens is not None:
+            if attention_mask is not None:
+                raise ValueError(_ONE_OF_THEM.format(op=op))
+            check_cu_seqlens(op, cu_seqlens, u.shape[0], None, u.device)
+        shapes = [(name, tuple(parameter.shape)) for name, parameter in module.named_parameters()]
+        return {
+            "T": u.shape[1],
+            "`u` has B": u.shape[0],
+            "`u` has dtype": str(u.dtype),
+            "`cu_seqlens` has checksum": checksum(cu_seqlens),
+            "the checksum of the parameters' shapes": zlib.crc32(str(shapes).encode()),
+            "a gradient of `u` or a parameter is asked for": asks_gradients(u, *module.parameters()),
+        }
+
+    part = agree(op, group, facts)
+    mask = None if attention_mask is None else attention_mask.bool()
+    return Segment(mask, None if cu_seqlens is None else part.bounds(op, cu_seqlens), part=part)
+
+
+def check_segment(
+    module: nn.Module,
+    u: Tensor,
+    attention_mask: Tensor | None,
+    cu_seqlens: Tensor | None = None,
+    group: ProcessGroup | None = None,
+) -> Segment:
+    """What a model that is no mixer was told about the positions of `u` [B, T, ..], checked."""
+    op = type(module).__name__
+    if group is not None:
+        return agree_on_segment(module, op, u, attention_mask, cu_seqlens, group, lambda u, mask: check_gaps(op, u, mask))
+    return WHOLE if attention_mask is None and cu_seqlens is None else check_gaps(op, u, attention_mask, cu_seqlens)
+
+
+_ONE_OF_THEM = "{op}: `attention_mask` came with `cu_seqlens`; expected one of them; leave padding out of packed sequences"
+
+
+def check_gaps(op: str, u: Tensor, attention_mask: Tensor | None, cu_seqlens: Tensor | None = None) -> Segment:
     """Padding or packing of `u` [B, T, ..] as a `Segment`; an integer mask must be of 0 and 1."""
     if cu_seqlens is not None:
         check_cu_seqlens(op, cu_seqlens, u.shape[0], u.shape[1], u.device)
     if attention_mask is None:
         return Segment(None, cu_seqlens)
     if cu_seqlens is not None:
-        raise ValueError(
-            f"{op}: `attention_mask` came with `cu_seqlens`; expected one of them; leave padding out of packed sequences"
-        )
+        raise ValueError(_ONE_OF_THEM.format(op=op))
     shape = tuple(u.shape[:2])
     if not isinstance(attention_mask, Tensor) or tuple(attention_mask.shape) != shape:
         raise ValueError(

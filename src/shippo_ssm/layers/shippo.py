@@ -59,6 +59,7 @@ class Shippo(Mixer[ShippoState], Spared):
     """
 
     takes_every = True
+    takes_group = True
     spared = ("drift_log", "skip", "initial_memory")
 
     def __init__(

@@ -44,6 +44,8 @@ class FreeMixer(Mixer[ShippoState]):
         spec: the options of the layer inside; its right action is taken out.
     """
 
+    takes_group = True
+
     def __init__(self, d_model: int, spec: ShippoSpec, layer_idx: int | None = None) -> None:
         super().__init__(d_model)
         self.encoder = nn.Linear(d_model, d_model, bias=False)

@@ -13,11 +13,12 @@ from dataclasses import dataclass, fields
 from typing import Any, Literal, overload
 
 from torch import Tensor, nn
+from torch.distributed import ProcessGroup
 
 from shippo_ssm.actions.families import FAMILIES
 from shippo_ssm.layers import Block, Shippo, ShippoSpec, Stack
 from shippo_ssm.layers.decode import RMSNorm
-from shippo_ssm.layers.mixer import OWNED, WHOLE, Segment, check_gaps
+from shippo_ssm.layers.mixer import OWNED, WHOLE, Segment, check_segment
 from shippo_ssm.models.baselines import FreeMixer, GRUMixer, transformer_block
 
 MIXERS = ("shippo", "free", "gru", "transformer")
@@ -123,6 +124,7 @@ class SequenceModel(nn.Module):
         attention_mask: Tensor | None = None,
         cu_seqlens: Tensor | None = None,
         segment: Segment | None = None,
+        group: ProcessGroup | None = None,
         output_state: Literal[False] = False,
     ) -> Tensor: ...
     @overload
@@ -134,6 +136,7 @@ class SequenceModel(nn.Module):
         attention_mask: Tensor | None = None,
         cu_seqlens: Tensor | None = None,
         segment: Segment | None = None,
+        group: ProcessGroup | None = None,
         output_state: Literal[True],
     ) -> tuple[Tensor, list[Any]]: ...
     def forward(
@@ -144,6 +147,7 @@ class SequenceModel(nn.Module):
         attention_mask: Tensor | None = None,
         cu_seqlens: Tensor | None = None,
         segment: Segment | None = None,
+        group: ProcessGroup | None = None,
         output_state: bool = False,
     ) -> Tensor | tuple[Tensor, list[Any]]:
         """Logits at every position.
@@ -154,6 +158,7 @@ class SequenceModel(nn.Module):
             attention_mask: [B, T] of 0 and 1; SHiPPO mixers only.
             cu_seqlens: [num_sequences + 1] boundaries of packed sequences; SHiPPO mixers only.
             segment: both as a record, in their place; it can also say what becomes of the states (see `Segment`).
+            group: a process group whose ranks hold parts of the sequence, as in `Mixer.forward`; SHiPPO mixers only.
             output_state: whether to return the states after the segment.
 
         Returns:
@@ -161,8 +166,7 @@ class SequenceModel(nn.Module):
         """
         u = self.in_proj(self.embedding(inputs))
         if segment is None:
-            gaps = attention_mask is not None or cu_seqlens is not None
-            segment = check_gaps("SequenceModel", u, attention_mask, cu_seqlens) if gaps else WHOLE
+            segment = check_segment(self, u, attention_mask, cu_seqlens, group)
         features, after = self._run(u, states, segment)
         return (self.head(features), after) if output_state else self.head(features)
 

@@ -6,6 +6,7 @@ dimension letter gets one size from the first argument that carries it, and ever
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Sequence
 from itertools import pairwise
 from typing import Any
@@ -48,9 +49,12 @@ def expect_placement(op: str, name: str, tensor: Tensor, device: torch.device, d
 
 
 def check_recurrence(
-    op: str, recurrence: Recurrence, initial_state: Tensor | None = None, cu_seqlens: Tensor | None = None
+    op: str, recurrence: Recurrence, initial_state: Tensor | None = None, cu_seqlens: Tensor | None = None, *, cut: bool = False
 ) -> None:
-    """Check a record as a user gives it, with or without a rank axis (shapes in the legend's letters); raises `ValueError`."""
+    """Check a record as a user gives it, with or without a rank axis (shapes in the legend's letters); raises `ValueError`.
+
+    Where the record is a part of a longer sequence (`cut`), boundaries are those of the whole and may lie outside of it.
+    """
     value, drift = recurrence.value, recurrence.drift
     if not isinstance(value, Tensor) or value.ndim not in (4, 5):
         raise ValueError(
@@ -83,7 +87,7 @@ def check_recurrence(
             "float16; convert it with .to()"
         )
     if cu_seqlens is not None:
-        check_cu_seqlens(op, cu_seqlens, sizes["B"], sizes["T"], value.device)
+        check_cu_seqlens(op, cu_seqlens, sizes["B"], None if cut else sizes["T"], value.device)
         sizes["S"] = cu_seqlens.shape[0] - 1
     if initial_state is not None:
         expect_shape(op, "initial_state", initial_state, ("B" if cu_seqlens is None else "S", "G", "N", "P"), sizes)
@@ -95,8 +99,8 @@ def check_recurrence(
         expect_placement(op, name, tensor, value.device, dtypes)
 
 
-def check_cu_seqlens(op: str, cu_seqlens: Tensor, batch: int, length: int, device: torch.device) -> None:
-    """Check packed sequence boundaries: [num_sequences + 1] integers from 0 to T, non-decreasing, with B = 1."""
+def check_cu_seqlens(op: str, cu_seqlens: Tensor, batch: int, length: int | None, device: torch.device) -> None:
+    """Check packed sequence boundaries: [num_sequences + 1] integers from 0 to T (where known), non-decreasing, with B = 1."""
     if not isinstance(cu_seqlens, Tensor) or cu_seqlens.ndim != 1 or cu_seqlens.shape[0] < 2:
         raise ValueError(
             f"{op}: `cu_seqlens` is {_describe(cu_seqlens)}; expected a vector of num_sequences + 1 boundaries, "
@@ -109,11 +113,39 @@ def check_cu_seqlens(op: str, cu_seqlens: Tensor, batch: int, length: int, devic
         # The values are not known while tracing; the check runs in eager calls.
         return
     bounds = cu_seqlens.tolist()
+    length = bounds[-1] if length is None else length
     if bounds[0] != 0 or bounds[-1] != length or any(low > high for low, high in pairwise(bounds)):
         raise ValueError(
             f"{op}: `cu_seqlens` is {bounds}; expected non-decreasing boundaries from 0 to T = {length}; "
             "build it with torch.cumsum of the lengths, led by a zero"
         )
+
+
+def describe_recurrence(recurrence: Recurrence, cu_seqlens: Tensor | None = None) -> dict[str, Any]:
+    """What the ranks of a process group must have alike, in words; and T, which may differ."""
+    value, write, _, _, drift, right, _ = recurrence
+    return {
+        "T": value.shape[1],
+        "`value` has B": value.shape[0],
+        "`value` has G": value.shape[2],
+        "`value` has P": value.shape[-1],
+        "`value` has rank": value.shape[3] if value.ndim == 5 else 1,
+        "`value` has dtype": str(value.dtype),
+        "`write` has N": write.shape[-1],
+        "`drift` has dimensions": drift.ndim,
+        "`right` is there": right is not None,
+        "`cu_seqlens` has checksum": checksum(cu_seqlens),
+    }
+
+
+def checksum(cu_seqlens: Tensor | None) -> int | None:
+    """A short number that tells boundaries apart."""
+    return None if cu_seqlens is None else zlib.crc32(str(cu_seqlens.tolist()).encode())
+
+
+def asks_gradients(*tensors: Tensor | None) -> bool:
+    """Whether a call on these tensors will have a backward pass."""
+    return torch.is_grad_enabled() and any(tensor is not None and tensor.requires_grad for tensor in tensors)
 
 
 def check_affine_arguments(left: Tensor, right: Tensor | None, update: Tensor, initial_state: Tensor | None) -> None:

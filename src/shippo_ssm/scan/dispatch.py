@@ -6,13 +6,17 @@ explicitly either runs or raises.
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
+from torch.distributed import ProcessGroup
 
 from shippo_ssm._dtypes import compute_dtype
 from shippo_ssm.scan import associative, chunked, fused, reference, segments, triton
 from shippo_ssm.scan.algebra import Recurrence
-from shippo_ssm.scan.checks import check_affine_arguments, check_recurrence
+from shippo_ssm.scan.checks import asks_gradients, check_affine_arguments, check_recurrence, describe_recurrence
+from shippo_ssm.scan.distributed import Part, agree
 
 
 def _segmented(
@@ -82,6 +86,7 @@ def transport_scan(
     initial_state: Tensor | None = None,
     output_final_state: bool = False,
     cu_seqlens: Tensor | None = None,
+    group: ProcessGroup | None = None,
     backend: str = "auto",
 ) -> tuple[Tensor, Tensor | None]:
     """H_t = exp(step_t drift_t) H_{t-1} right_t + write_t value_t^T and y_t = read_t^T H_t.
@@ -96,6 +101,8 @@ def transport_scan(
         initial_state: [B, G, N, P], or [num_sequences, G, N, P] with `cu_seqlens`; zeros by default.
         output_final_state: whether to return the state after the last position.
         cu_seqlens: [num_sequences + 1] boundaries of sequences packed along T, with B = 1; a sequence may be empty.
+        group: a `torch.distributed` process group whose ranks hold contiguous parts of T, in their order, of any lengths; the
+            rest is said of the whole sequence, alike on all ranks. Gradients of what all ranks hold add up over the ranks.
         backend: "auto", "reference", "associative", "chunked", "fused", "triton" or "segmented"; see `resolve_backend`.
 
     Returns:
@@ -111,15 +118,21 @@ def transport_scan(
         >>> y.flatten().tolist(), state.item()
         ([1.0, 2.0, 3.0], 3.0)
     """
-    given = Recurrence(value, write, read, step, drift, right)
-    check_recurrence("transport_scan", given, initial_state, cu_seqlens)
-    # Triton's kernels load half precision as it is: half the bytes.
-    recurrence = given.normalised(cast=_choose(value, backend)[0] != "triton")
+    given, part = Recurrence(value, write, read, step, drift, right), None
+    if group is None:
+        check_recurrence("transport_scan", given, initial_state, cu_seqlens)
+    else:
+        part = _agree(given, initial_state, output_final_state, cu_seqlens, group)
+        cu_seqlens = None if cu_seqlens is None else part.bounds("transport_scan", cu_seqlens)
+        initial_state = None if initial_state is None else part.first(initial_state)
+    # Triton's kernels load half precision as it is: half the bytes. The summaries of a part take one dtype.
+    recurrence = given.normalised(cast=part is not None or _choose(value, backend)[0] != "triton")
     y, final_state = scan(
         recurrence,
         initial_state=None if initial_state is None else initial_state.to(compute_dtype(value.dtype)),
         output_final_state=output_final_state,
         cu_seqlens=cu_seqlens,
+        part=part,
         backend=backend,
     )
     return y.to(value.dtype), final_state
@@ -131,11 +144,36 @@ def scan(
     initial_state: Tensor | None = None,
     output_final_state: bool = False,
     cu_seqlens: Tensor | None = None,
+    part: Part | None = None,
     backend: str = "auto",
 ) -> tuple[Tensor, Tensor | None]:
-    """`transport_scan` of a record that is checked and normalised already; y and the state in the record's dtype."""
-    y, final_state = BACKENDS[_choose(recurrence.value, backend)[0]](recurrence, initial_state, cu_seqlens)
+    """`transport_scan` of a record that is checked and normalised already; y and the state in the record's dtype.
+
+    With a `part` of a sequence over several ranks, `initial_state` is added to the state that enters this part, and
+    `cu_seqlens` are boundaries inside it.
+    """
+    run = BACKENDS[_choose(recurrence.value, backend)[0]]
+    if part is None:
+        y, final_state = run(recurrence, initial_state, cu_seqlens)
+    else:
+        y, final_state = segments.scan_segments(run, recurrence, initial_state, cu_seqlens, part)
     return y, final_state if output_final_state else None
+
+
+def _agree(
+    given: Recurrence, initial_state: Tensor | None, output_final_state: bool, cu_seqlens: Tensor | None, group: ProcessGroup
+) -> Part:
+    """The checks of `transport_scan` on all ranks of `group` at once."""
+
+    def check() -> dict[str, Any]:
+        check_recurrence("transport_scan", given, initial_state, cu_seqlens, cut=True)
+        return describe_recurrence(given, cu_seqlens) | {
+            "`initial_state` is there": initial_state is not None,
+            "`output_final_state`": output_final_state,
+            "a gradient of `value` or another operand is asked for": asks_gradients(*given, initial_state),
+        }
+
+    return agree("transport_scan", group, check)
 
 
 def block_affine_scan(
