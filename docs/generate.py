@@ -4,6 +4,7 @@ from pathlib import Path
 
 import architecture
 import gpu
+import larger
 import works_with
 
 from shippo_ssm.experiments import all_experiments
@@ -15,3 +16,4 @@ if __name__ == "__main__":
     architecture.write(root)
     works_with.write(root)
     gpu.write(root)
+    larger.write(root)

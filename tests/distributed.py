@@ -15,7 +15,7 @@ import torch.multiprocessing as mp
 
 SIZE = 4
 # A hang is a failure after so many seconds, of the process group and of the test.
-TIME_LIMIT = 60
+TIME_LIMIT = 120
 
 
 def free_port() -> int:

@@ -107,3 +107,14 @@ def test_makefile_has_the_targets_that_the_pages_name():
     named = {word for page in PAGES for word in re.findall(r"\bmake ([a-z]+)", "\n".join(blocks(page, "bash")))}
     assert named <= targets
     assert {"setup", "demo", "test", "bench", "docs"} <= targets
+
+
+def test_the_page_on_clusters_shows_its_script_and_result():
+    from docs import larger
+
+    page = (ROOT / larger.PAGE).read_text()
+    assert page == larger.with_numbers(page, ROOT)
+    small, large = larger.Cluster(ranks=8), larger.Cluster(ranks=16)
+    assert large.received > small.received
+    assert small.fewest == larger.Cluster(ranks=8, length=small.length // 2).fewest * 2
+    assert "| groups G | 64 |" in larger.table(larger.Cluster(d_model=128))

@@ -2,6 +2,8 @@
 
 import importlib.util
 import json
+import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -25,7 +27,8 @@ def run(name: str, arguments: list[str], monkeypatch):
 
 
 def test_every_example_is_tested():
-    assert [path.stem for path in EXAMPLES] == ["lift_legs", "mqar_your_model", "stream", "train_characters"]
+    names = ["lift_legs", "mqar_your_model", "stream", "train_characters", "train_distributed"]
+    assert [path.stem for path in EXAMPLES] == names
 
 
 @pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
@@ -79,3 +82,28 @@ def test_a_stream_goes_on_after_it_was_killed(monkeypatch, capsys, tmp_path):
     first, last = capsys.readouterr().out.splitlines()
     assert first == "goes on at token 50"
     assert last == expected
+
+
+def launched(arguments: list[str], *, ranks: int = 0, restarts: int = 0) -> str:
+    """What `train_distributed` prints, in one process or under torchrun."""
+    start = [sys.executable]
+    if ranks:
+        start += ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}", f"--max-restarts={restarts}"]
+    script = next(path for path in EXAMPLES if path.stem == "train_distributed")
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    done = subprocess.run([*start, str(script), *arguments], capture_output=True, text=True, env=environment, timeout=300)
+    assert done.returncode == 0, done.stderr[-3000:]
+    return done.stdout
+
+
+def test_train_distributed_survives_a_killed_rank(tmp_path):
+    """Two ranks that share a sequence, one of them killed after step 3: the run goes on from step 2 and ends as one process."""
+    alone = launched(["--smoke", "--out", str(tmp_path / "alone")])
+    killed = launched(["--smoke", "--out", str(tmp_path / "killed"), "--kill-at", "3"], ranks=2, restarts=1)
+    assert (tmp_path / "killed" / "killed").exists()
+    assert "resumed after step 2" in killed
+    assert "resumed" not in alone
+    assert "tokens per second" in alone
+    losses = [float(re.findall(r"final loss ([0-9.]+)", out)[-1]) for out in (alone, killed)]
+    assert losses[0] == pytest.approx(losses[1], rel=1e-5)
+    assert losses[0] < 5

@@ -2,6 +2,7 @@
 
 import contextlib
 from itertools import product
+from typing import Any
 
 import pytest
 import torch
@@ -128,7 +129,7 @@ def test_half_precision(pool):
 
 
 def operands(group, **changes):
-    sizes = {"B": 2, "T": 3 + dist.get_rank(group), "G": 2, "N": 5, "P": 3} | changes
+    sizes: dict[str, Any] = {"B": 2, "T": 3 + dist.get_rank(group), "G": 2, "N": 5, "P": 3} | changes
     recurrence, state = make_recurrence(**sizes)
     return recurrence, state
 
@@ -139,7 +140,7 @@ def attempt(group, kind):
     sizes = {"B": {"B": 3}, "G": {"G": 1}, "N": {"N": 4}, "P": {"P": 2}}.get(kind, {}) if odd else {}
     packed = kind.startswith("cu_seqlens")
     recurrence, state = operands(group, **sizes, **({"B": 1} if packed else {}))
-    options = {"initial_state": state, "group": group}
+    options: dict[str, Any] = {"initial_state": state, "group": group}
     if kind == "dtype" and odd:
         recurrence, options["initial_state"] = recurrence.map(torch.Tensor.float), state.float()
     if kind == "right" and odd:
@@ -197,7 +198,7 @@ def test_what_fits_runs_and_double_backward_is_refused(pool):
 
 def outside(group):
     """A group of the first two ranks, asked for by all."""
-    small = dist.new_group([0, 1])
+    small: Any = dist.new_group([0, 1])
     recurrence, _ = operands(group)
     try:
         transport_scan(*recurrence[:6], group=small)

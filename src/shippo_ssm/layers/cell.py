@@ -275,7 +275,7 @@ def _hold(recurrence: Recurrence, before: CellState, mask: Tensor) -> Recurrence
     source = torch.where(mask, places, 0).cummax(1).values if length else places
     rows = torch.arange(batch, device=mask.device).unsqueeze(1)
     held = [
-        torch.cat([first.view_as(tensor[:, :1]) if length else first.unsqueeze(1), tensor], dim=1)[rows, source]
+        torch.cat([first.view(batch, 1, *tensor.shape[2:]), tensor], dim=1)[rows, source]
         for first, tensor in ((before.value, recurrence.value), (before.write, recurrence.write))
     ]
     right = recurrence.right

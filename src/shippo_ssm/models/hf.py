@@ -22,6 +22,7 @@ from typing import Any, NoReturn
 import torch
 from huggingface_hub.dataclasses import strict
 from torch import Tensor, nn
+from torch.distributed import ProcessGroup
 from transformers import AutoConfig, AutoModel, AutoModelForCausalLM, DynamicCache, GenerationMixin, PreTrainedModel
 from transformers.cache_utils import Cache, CacheLayerMixin, StaticLayer
 from transformers.configuration_utils import PreTrainedConfig
@@ -35,8 +36,9 @@ from transformers.utils.output_capturing import capture_outputs
 
 from shippo_ssm.layers import PAPER_START, Block, Controller, Shippo, ShippoSpec, ShippoState, ShortConv, Stack
 from shippo_ssm.layers.decode import RMSNorm
-from shippo_ssm.layers.mixer import WHOLE, Segment, check_gaps
+from shippo_ssm.layers.mixer import Segment, check_segment
 from shippo_ssm.layers.states import at
+from shippo_ssm.scan.distributed import Part, agree
 
 logger = logging.getLogger("shippo_ssm")
 
@@ -49,6 +51,8 @@ LIBRARY_NAMES = {
     "bias": "use_bias",
     "conv_bias": "use_conv_bias",
 }
+# The label of a position that counts for nothing.
+IGNORED = -100
 # What `ShippoConfig.layer_types` calls our layers, and the cache layer that belongs to them.
 LAYER_TYPE = "shippo"
 # Positions that a cache can go back by while it records the past: more than assisted generation proposes at once.
@@ -336,6 +340,7 @@ class ShippoModel(ShippoPreTrainedModel):
         past_key_values: Cache | None = None,
         inputs_embeds: Tensor | None = None,
         use_cache: bool | None = None,
+        group: ProcessGroup | None = None,
         **kwargs: Any,
     ) -> BaseModelOutputWithPast:
         """Hidden states of a segment.
@@ -346,6 +351,8 @@ class ShippoModel(ShippoPreTrainedModel):
             past_key_values: a `DynamicCache(config=config)` or `StaticCache` to continue from and to update.
             inputs_embeds: [B, T, hidden_size].
             use_cache: whether to return a cache; on by default outside training.
+            group: a process group whose ranks hold parts of the sequence, as in `Mixer.forward`; `input_ids` and the mask are
+                this rank's, `cu_seq_lens_q` and the cache the same on every rank.
             kwargs: `output_hidden_states`, for the hidden states in front of every layer and after the last norm, or a list of
                 layers; `return_dict`; and what says where sequences packed into one row begin: `cu_seq_lens_q`
                 [num_sequences + 1], `seq_idx` [1, T], or `position_ids` [1, T] that start again.
@@ -364,10 +371,11 @@ class ShippoModel(ShippoPreTrainedModel):
             past_key_values = DynamicCache(config=self.config)
         if isinstance(attention_mask, dict):
             attention_mask = attention_mask[LAYER_TYPE]
-        attention_mask = padding_mask(self.config, u, attention_mask)
-        bounds = packed_bounds(u, attention_mask, kwargs)
-        gaps = attention_mask is not None or bounds is not None
-        segment = check_gaps("ShippoModel", u, attention_mask, bounds) if gaps else WHOLE
+        bounds = kwargs.get("cu_seq_lens_q")
+        if group is None:
+            attention_mask = padding_mask(self.config, u, attention_mask)
+            bounds = packed_bounds(u, attention_mask, kwargs)
+        segment = check_segment(self, u, attention_mask, bounds, group)
 
         caches = [] if past_key_values is None else self._caches(past_key_values)
         u = self._run(u, segment, caches, kwargs.get("output_hidden_states", self.config.output_hidden_states))
@@ -376,6 +384,13 @@ class ShippoModel(ShippoPreTrainedModel):
     def _run(self, u: Tensor, segment: Segment, caches: list[ShippoCacheLayer], hidden: Any) -> Tensor:
         """The layers over a segment, with their states kept in `caches`: while these record the past, after every one of the
         last positions."""
+        if segment.part is not None:
+            # The parts of a sequence on several ranks run at once, empty ones too; what is kept is its end.
+            states = [cache.state for cache in caches] if caches and caches[0].num_seen else None
+            u, after = self.layers.run(u, states, segment)
+            for cache, state in zip(caches, after):
+                cache.store(state, segment.part.total)
+            return u
         length, record = u.shape[1], bool(caches) and caches[0].record_past
         first = max(0, length - NUM_RECORDED) if record and segment.cu_seqlens is None else length
         # Padding is known to the scan alone, so that padded positions are recorded one by one.
@@ -448,6 +463,7 @@ class ShippoForCausalLM(ShippoPreTrainedModel, GenerationMixin):
         labels: Tensor | None = None,
         use_cache: bool | None = None,
         logits_to_keep: int | Tensor = 0,
+        group: ProcessGroup | None = None,
         **kwargs: Any,
     ) -> CausalLMOutputWithPast:
         """Logits, and the next-token loss where there are labels; other arguments as in `ShippoModel.forward`.
@@ -456,10 +472,16 @@ class ShippoForCausalLM(ShippoPreTrainedModel, GenerationMixin):
             labels: [B, T], the input ids; they are shifted inside, and -100 is left out.
             logits_to_keep: compute logits for the last so many positions only, or for the positions that a tensor names; 0 for
                 all.
+            group: as in `ShippoModel.forward`. The loss is that of the whole sequence on every rank; a rank's gradient is its
+                own positions' share, so that gradients add up over the ranks.
 
         Returns:
             `CausalLMOutputWithPast`, or a tuple.
         """
+        part = None
+        if group is not None:
+            facts = {"T": 0 if labels is None else labels.shape[1], "`labels` are there": labels is not None}
+            part = agree("ShippoForCausalLM", group, lambda: facts)
         outputs = self.model(
             input_ids,
             attention_mask=attention_mask,
@@ -467,12 +489,17 @@ class ShippoForCausalLM(ShippoPreTrainedModel, GenerationMixin):
             inputs_embeds=inputs_embeds,
             use_cache=use_cache,
             return_dict=True,
+            group=group,
             **kwargs,
         )
         logits = self.lm_head(slice_logits_to_keep(outputs.last_hidden_state, logits_to_keep))
         loss = None
         if labels is not None:
+            if part is not None:
+                kwargs = _shift_over_ranks(labels, part) | kwargs
             loss = self.loss_function(logits=logits, labels=labels, vocab_size=self.config.vocab_size, **kwargs)
+            if part is not None:
+                loss = loss + (part.gather(loss.detach())[0].sum() - loss.detach())
         return CausalLMOutputWithPast(
             loss=loss, logits=logits, past_key_values=outputs.past_key_values, hidden_states=outputs.hidden_states
         )
@@ -483,6 +510,16 @@ class ShippoForCausalLM(ShippoPreTrainedModel, GenerationMixin):
             "ShippoForCausalLM: continuous batching is for paged keys and values; a SHiPPO model has none; take `generate` on "
             "a left-padded batch"
         )
+
+
+def _shift_over_ranks(labels: Tensor, part: Part) -> dict[str, Tensor]:
+    """What the library's loss takes for labels that continue on the next rank: each position's next label, and their number."""
+    first = labels[:, 0] if labels.shape[1] else labels.new_full(labels.shape[:1], IGNORED)
+    firsts = part.gather(first)[0]
+    later = [rank for rank in range(part.rank + 1, len(part.lengths)) if part.lengths[rank]]
+    following = firsts[later[0]] if later else torch.full_like(first, IGNORED)
+    shifted = torch.cat([labels, following.unsqueeze(1)], dim=1)[:, 1:].contiguous()
+    return {"shift_labels": shifted, "num_items_in_batch": part.gather((shifted != IGNORED).sum())[0].sum()}
 
 
 AutoConfig.register("shippo", ShippoConfig, exist_ok=True)
