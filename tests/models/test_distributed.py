@@ -176,7 +176,9 @@ def check_hf(group, kind):
 def test_the_hugging_face_model(pool, size, kind):
     """Loss, logits and all gradients; and every rank can decode from the cache that the ranks made together."""
     for on_loss, on_logits, on_gradients, on_step, on_length in pool.run(check_hf, size, kind):
-        assert max(on_loss, on_logits, on_gradients, on_step) < 1e-9
+        # The library computes the loss in float32.
+        assert on_loss < 1e-5
+        assert max(on_logits, on_gradients, on_step) < 1e-9
         assert on_length == 0
 
 
