@@ -1,6 +1,7 @@
 """The decode step: equal to the forward pass, whatever is cut, carried, written over, hooked, offloaded or traced."""
 
 import copy
+from typing import Any
 
 import pytest
 import torch
@@ -11,13 +12,14 @@ from shippo_ssm.layers import Shippo, ShippoBackbone, states
 from shippo_ssm.layers.mixer import EVERY
 
 # One geometry for all, so that a kernel is compiled once; 5 groups are no whole number of lanes, 6 slots no whole vector.
-SIZES = {"d_model": 10, "d_state": 6, "group_width": 4}
+SIZES: dict[str, Any] = {"d_model": 10, "d_state": 6, "group_width": 4}
 
 
 def make(right="orthogonal", dtype=torch.float32, **options):
     """A layer far from its start: every parameter matters."""
     torch.manual_seed(0)
-    layer = Shippo(**SIZES | {"right": right} | options)
+    chosen: dict[str, Any] = SIZES | {"right": right} | options
+    layer = Shippo(**chosen)
     with torch.no_grad():
         for parameter in layer.parameters():
             parameter.add_(0.2 * torch.randn_like(parameter))
@@ -123,6 +125,7 @@ def test_bfloat16_steps(counted):
     y, state = steps(layer, u.bfloat16(), None)
     assert counted
     assert y.dtype == torch.bfloat16
+    assert state is not None
     assert state.cell.memory.dtype == torch.float32
     assert ratio(y, exact) < 0.05
 
@@ -175,7 +178,7 @@ def test_offloaded_weights_step():
         model = ShippoBackbone(10, 2, d_state=6)
         expected, after = model.step(u, model.init_state(2))
         accelerate.cpu_offload(model, execution_device="cpu")
-        assert model.layers[0].mixer.drift_log.is_meta
+        assert model.get_parameter("layers.0.mixer.drift_log").is_meta
         y, state = model.step(u, model.init_state(2))
         assert ratio(y, expected) < 1e-5
         assert ratio(model.step(u, state)[0], model.step(u, after)[0]) < 1e-5

@@ -1,17 +1,20 @@
 """Decoding with states: known prefixes, proposed tokens, the Hugging Face cache, quantised weights."""
 
+from typing import Any
+
 import pytest
 import torch
 
 from shippo_ssm.layers import states
 from shippo_ssm.models import PrefixCache, SequenceConfig, SequenceModel, speculate, verify
 
-SIZES = {"d_model": 10, "d_state": 6, "vocab_size": 13, "expand": 2}
+SIZES: dict[str, Any] = {"d_model": 10, "d_state": 6, "vocab_size": 13, "expand": 2}
 
 
 def make(n_layers=2, seed=0, **options):
     torch.manual_seed(seed)
-    model = SequenceModel(SequenceConfig(n_layers=n_layers, **SIZES | options)).eval()
+    chosen: dict[str, Any] = SIZES | options
+    model = SequenceModel(SequenceConfig(n_layers=n_layers, **chosen)).eval()
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.add_(0.2 * torch.randn_like(parameter))
@@ -142,7 +145,7 @@ def test_int8_weights_step():
     torchao = pytest.importorskip("torchao.quantization")
     model = make(d_model=32)
     torchao.quantize_(model, torchao.Int8WeightOnlyConfig())
-    assert type(model.layers[0].mixer.in_proj.weight) is not torch.nn.Parameter
+    assert type(model.get_submodule("layers.0.mixer.in_proj").weight) is not torch.nn.Parameter
     ids, after = torch.randint(0, 13, (2, 6)), None
     for token in ids.unbind(1):
         logits, after = model.step(token, after)
