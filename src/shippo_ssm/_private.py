@@ -4,20 +4,73 @@ from __future__ import annotations
 
 import contextlib
 import pickle
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 
 
-def is_transformed(tensor: Tensor) -> bool:
-    """Whether a tensor is seen from inside `torch.func.vmap`, `grad` or another transform.
+def under_transform() -> bool:
+    """Whether a transform of `torch.func` or a level of `forward_ad` is under way; torch has no public question for it."""
+    depth = torch._C._functorch.get_dynamic_layer_stack_depth()  # pyright: ignore[reportAttributeAccessIssue]
+    return depth > 0 or forward_ad._current_level >= 0
 
-    Torch has no public question for it; compiled kernels need plain tensors, so they must know.
+
+def needs_torch(*tensors: Tensor | None) -> str:
+    """Why these tensors need torch's own operations in the place of a kernel of ours, or "".
+
+    Differentiation by `torch.func.grad`, `jvp` or `forward_ad` sees torch's operations only: a kernel would fail there, or
+    give a tangent of zero. (`vmap` alone is no obstacle, kernels have a rule for it.)
     """
-    wrapped = torch._C._functorch.is_functorch_wrapped_tensor  # pyright: ignore[reportAttributeAccessIssue]
-    return not torch.compiler.is_compiling() and wrapped(tensor)
+    if torch.onnx.is_in_onnx_export():
+        return "ONNX, which knows no kernels of ours"
+    # As nearly always; this question stands in front of every kernel.
+    if not under_transform():
+        return ""
+    if torch.compiler.is_compiling():
+        # A graph knows that there is a transform, but not whom it concerns.
+        return "a transform of torch.func"
+    functorch: Any = torch._C._functorch  # pyright: ignore[reportAttributeAccessIssue]
+    for tensor in tensors:
+        while tensor is not None and functorch.is_functorch_wrapped_tensor(tensor):
+            if functorch.is_gradtrackingtensor(tensor):
+                return "a transform of torch.func"
+            tensor = functorch.get_unwrapped(tensor)
+        if tensor is not None and forward_ad.unpack_dual(tensor).tangent is not None:
+            return "forward-mode differentiation"
+    return ""
+
+
+def values_visible(tensor: Tensor) -> bool:
+    """Whether a tensor holds plain CPU numbers that Python may look at: not compiled, not traced, not transformed.
+
+    On a card a look would stall it.
+    """
+    plain = tensor.device.type == "cpu" and type(tensor) in (Tensor, torch.nn.Parameter)
+    return plain and not torch.compiler.is_compiling() and not under_transform()
+
+
+def loop(body: Callable[..., tuple[Any, Any]], state: Any, operands: Any) -> tuple[Any, Any]:
+    """state, y_t = body(state, operand_t) along the first axis as one operation of a graph, which torch calls a prototype."""
+    from torch._higher_order_ops.scan import scan
+
+    if torch.onnx.is_in_onnx_export() and torch.is_grad_enabled():
+        raise ValueError(
+            "transport_scan: `backend` is 'reference' in an ONNX export with gradients on; expected none, torch cannot write a "
+            "loop with gradients; call torch.onnx.export under torch.no_grad()"
+        )
+    return scan(body, state, operands)
+
+
+@contextlib.contextmanager
+def real_numbers() -> Iterator[None]:
+    """Tensors made inside are on the CPU and have values, whatever device or fake mode is set around: for constants."""
+    from torch._subclasses.fake_tensor import unset_fake_temporarily
+
+    with unset_fake_temporarily(), torch.device("cpu"):
+        yield
 
 
 def tree_leaves(tree: Any) -> list[Any]:

@@ -156,12 +156,12 @@ def test_compiles_without_a_graph_break():
 
 
 def test_auto_says_what_it_takes():
-    assert choose_kernel("expm", torch.zeros(64, 4, 4), 4, 2) == "fused"
-    assert choose_kernel("expm", torch.zeros(2, 4, 4), 4, 2) == "torch"
-    assert choose_kernel("expm", torch.zeros(64, 9, 9), 9, 2) == "torch"
-    assert choose_kernel("expm", torch.zeros(64, 4, 4, dtype=torch.bfloat16), 4, 2) == "torch"
-    assert choose_kernel("SplitFlow", torch.zeros(64, 16), 4, 1) == "fused"
-    assert choose_kernel("expm", torch.zeros(2, 4, 4), 4, 2, "fused") == "fused"
+    assert choose_kernel("expm", (torch.zeros(64, 4, 4),), 4, 2) == "fused"
+    assert choose_kernel("expm", (torch.zeros(2, 4, 4),), 4, 2) == "torch"
+    assert choose_kernel("expm", (torch.zeros(64, 9, 9),), 9, 2) == "torch"
+    assert choose_kernel("expm", (torch.zeros(64, 4, 4, dtype=torch.bfloat16),), 4, 2) == "torch"
+    assert choose_kernel("SplitFlow", (torch.zeros(64, 16),), 4, 1) == "fused"
+    assert choose_kernel("expm", (torch.zeros(2, 4, 4),), 4, 2, "fused") == "fused"
 
 
 def test_gradient_transforms_take_the_torch_formulas():
@@ -178,13 +178,8 @@ def test_gradient_transforms_take_the_torch_formulas():
     [
         (lambda: expm(torch.zeros(2, 9, 9), backend="fused"), "width 9"),
         (lambda: expm(torch.zeros(2, 2, 2, dtype=torch.bfloat16), backend="fused"), "bfloat16"),
-        (lambda: expm(torch.full((40, 4, 4), float("nan")), backend="fused"), "not finite"),
-        (lambda: expm(torch.full((3, 4, 4), float("inf")), backend="fused"), "not finite"),
-        (lambda: SplitFlow(4).dense(torch.zeros(40, 16), -1.0, backend="fused"), "expected >= 0"),
-        (lambda: SplitFlow(4).dense(torch.full((40, 16), float("nan")), 1.0, backend="fused"), "not finite"),
         (lambda: SplitFlow(9).dense(torch.zeros(81), 1.0, backend="fused"), "width 9"),
-        (lambda: Orthogonal(4).dense(torch.zeros(40, 6), -1.0, backend="fused"), "expected >= 0"),
-        (lambda: Orthogonal(4).dense(torch.full((40, 6), float("nan")), 1.0, backend="fused"), "not finite"),
+        (lambda: torch.func.grad(lambda x: expm(x, backend="fused").sum())(torch.zeros(4, 4)), "a transform of torch.func"),
     ],
 )
 def test_refusals(call, words):

@@ -27,7 +27,6 @@ class Operands(NamedTuple):
     direction: Any
     out: Any
     todo: Any
-    faults: Any
     count: int
 
 
@@ -37,8 +36,8 @@ def build_expm(
     """kernel(operands, start, stop): exp, or its derivative along `direction`.
 
     The derivative is taken at the transpose of `generator`, as a gradient needs it. Blocks with todo[block] = 1 are
-    done and get 0, unless a matrix asks for more than `squarings`: then they are left as they are. faults[0] becomes
-    1 where a generator is not finite. With float32 arithmetic the scratch holds exp(A) - I.
+    done and get 0, unless a matrix asks for more than `squarings`: then they are left as they are. A generator that is not
+    finite gives NaN. With float32 arithmetic the scratch holds exp(A) - I.
     """
     return _build(dtype, arithmetic, width, degree, theta, squarings, frechet)[0]
 
@@ -197,8 +196,7 @@ def _build(
         for lane in range(lanes):
             norm, factor, count_here = norms[lane], 1.0, 0
             if not norm < np.inf:
-                finite = False
-                norm = 0.0
+                norm, factor, finite = 0.0, np.nan, False
             while norm > theta:
                 norm *= 0.5
                 factor *= 0.5
@@ -258,13 +256,13 @@ def _build(
     @njit(inline="always")
     def exponential(w):
         norms, factors, left = np.empty(lanes, element), np.empty(lanes, element), np.empty(lanes, element)
-        fewest, most, _ = measure(w, norms, factors, left)
-        if most > 0:
+        fewest, most, finite = measure(w, norms, factors, left)
+        if most > 0 or not finite:
             scale(w, 0, factors)
         return raise_powers(w, left, fewest, most)
 
     def kernel(operands, start, stop):
-        generator, direction, out, todo, faults, count = operands
+        generator, direction, out, todo, count = operands
         w = np.zeros((12 if frechet else 6) * slot, dtype=element)
         norms, factors, left = np.empty(lanes, element), np.empty(lanes, element), np.empty(lanes, element)
         for block in range(start, stop):
@@ -274,16 +272,15 @@ def _build(
             here = min(lanes, count - first)
             read_generator(generator, first, here, w, 0)
             fewest, most, finite = measure(w, norms, factors, left)
-            if not finite:
-                faults[0] = 1
             if most > squarings:
                 continue
             todo[block] = 0
-            if most > 0:
+            scaled = most > 0 or not finite
+            if scaled:
                 scale(w, 0, factors)
             if frechet:
                 read_direction(direction, first, here, w, tangent)
-                if most > 0:
+                if scaled:
                     scale(w, tangent, factors)
             total = raise_powers(w, left, fewest, most)
             write_result(w, tangent + total if frechet else total, out, first, here)

@@ -172,19 +172,14 @@ def _build(dtype: str, width: int, backward: bool) -> tuple[Callable[..., None],
         return matrix
 
     def kernel(operands, start, stop):
-        coords, step, right, cotangent, d_coords, d_step, faults, count = operands
+        coords, step, right, cotangent, d_coords, d_step, count = operands
         w = np.zeros(slope + num_angles * lanes, dtype=element)
         for block in range(start, stop):
             first = block * lanes
             here = min(lanes, count - first)
             read_coords(coords, first, here, w, value)
-            for place in range(value, value + count_coords * lanes):
-                if not abs(w[place]) < np.inf:
-                    faults[1] = 1
             for lane in range(lanes):
                 w[step_at + lane] = step[first + lane] if lane < here else 0.0
-                if not w[step_at + lane] >= 0.0:
-                    faults[0] = 1
             if backward:
                 measure(w)
                 read_matrix(cotangent, first, here, w, matrix)

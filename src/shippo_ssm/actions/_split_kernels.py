@@ -22,8 +22,7 @@ def build_split(dtype: str, width: int, sizes: tuple[int, int, int], backward: b
     """kernel(operands, start, stop): the split product or its gradient; `kernels.Operands` names the operands.
 
     The forward pass writes `right`; the backward pass reads it with its cotangent and writes d_coords and d_step.
-    `sizes` counts diagonals, rotations and shears. faults[0] becomes 1 where a step is negative or not a number,
-    faults[1] where a coordinate is not finite.
+    `sizes` counts diagonals, rotations and shears.
     """
     return _build(dtype, width, sizes, backward)[0]
 
@@ -210,21 +209,14 @@ def _build(
         return matrix
 
     def kernel(operands, start, stop):
-        coords, step, right, cotangent, d_coords, d_step, faults, count = operands
+        coords, step, right, cotangent, d_coords, d_step, count = operands
         w = np.zeros(step_gradient + lanes, dtype=element)
         for block in range(start, stop):
             first = block * lanes
             here = min(lanes, count - first)
             read_coords(coords, first, here, w, value)
-            finite = True
-            for place in range(value, value + count_coords * lanes):
-                finite &= abs(w[place]) < np.inf
-            if not finite:
-                faults[1] = 1
             for lane in range(lanes):
                 w[step_at + lane] = step[first + lane] if lane < here else 0.0
-                if not w[step_at + lane] >= 0.0:
-                    faults[0] = 1
             if not backward:
                 fill(w)
                 write_matrix(w, matrix, right, first, here)

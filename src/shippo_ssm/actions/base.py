@@ -7,6 +7,9 @@ A family maps coordinates [.., K] and a step [..], whose leading shapes broadcas
 one token. A family says what `dense` and `generator` are and names its coordinates; `act` and `inverse` follow, and a
 family that knows better overrides them. Families are modules, so that one with learnable parts is saved, moved and
 trained with the layer that holds it.
+
+Shapes are checked, values are not: a look at them would stall a card and break a graph. A step is >= 0 by contract, where
+what is said of a family's growth holds; a NaN in a coordinate or step is a NaN in R.
 """
 
 from __future__ import annotations
@@ -19,7 +22,6 @@ import torch
 from torch import Tensor, nn
 
 from shippo_ssm._dtypes import compute_dtype
-from shippo_ssm._private import is_transformed
 
 
 class Factor(ABC):
@@ -90,7 +92,7 @@ class RightAction(nn.Module, ABC):
 
     @abstractmethod
     def dense(self, coords: Tensor, step: Tensor | float) -> Tensor:
-        """R [.., P, P] for coordinates [.., K] and steps [..] >= 0."""
+        """R [.., P, P] for coordinates [.., K] and steps [..], >= 0 by contract."""
 
     @abstractmethod
     def generator(self, coords: Tensor) -> Tensor:
@@ -134,8 +136,8 @@ class RightAction(nn.Module, ABC):
     def extra_repr(self) -> str:
         return f"width={self.width}, num_coordinates={self.num_coordinates}"
 
-    def check(self, coords: Tensor, step: Tensor | float = 1.0, values: bool = True) -> Tensor:
-        """Check both arguments, their `values` too, and return the step as a tensor beside the coordinates."""
+    def check(self, coords: Tensor, step: Tensor | float = 1.0) -> Tensor:
+        """Check the shapes of both arguments, and return the step as a tensor beside the coordinates."""
         op, wanted = type(self).__name__, f"[.., {self.num_coordinates}]"
         if not isinstance(coords, Tensor) or not coords.is_floating_point():
             raise ValueError(f"{op}: `coords` is {coords!r:.60}; expected a floating tensor {wanted}; convert it with .to()")
@@ -152,20 +154,7 @@ class RightAction(nn.Module, ABC):
                 f"{op}: `step` has shape {tuple(step.shape)}; expected to broadcast with {tuple(coords.shape[:-1])}, the "
                 "leading shape of `coords`; expand or index it to match"
             ) from None
-        if values:
-            self.check_values(coords, step)
         return step
-
-    def check_values(self, coords: Tensor, step: Tensor) -> None:
-        """Raise where a step is negative or a coordinate not finite; a compiled kernel looks for itself.
-
-        Values are looked at on the CPU in eager mode only: elsewhere a look would stall the device or break the graph.
-        """
-        if values_visible(coords) and values_visible(step):
-            if not bool((step >= 0).all()):
-                raise negative_step(type(self).__name__, step)
-            if not bool(torch.isfinite(coords).all()):
-                raise not_finite(type(self).__name__, "coords")
 
 
 def check_state(action: Factor | RightAction, state: Tensor) -> None:
@@ -181,19 +170,4 @@ def not_finite(op: str, name: str) -> ValueError:
     """The error of an argument with a NaN or an infinity in it."""
     return ValueError(
         f"{op}: `{name}` has an entry that is not finite; expected numbers; look for a NaN or an overflow where it is made"
-    )
-
-
-def negative_step(op: str, step: Tensor) -> ValueError:
-    """The error of a step that is negative or not a number."""
-    return ValueError(f"{op}: `step` has a minimum of {step.min().item()}; expected >= 0 everywhere; pass softplus(raw)")
-
-
-def values_visible(tensor: Tensor) -> bool:
-    """Whether a tensor holds plain CPU numbers that Python may look at: not compiled, not traced, not transformed."""
-    return (
-        tensor.device.type == "cpu"
-        and not torch.compiler.is_compiling()
-        and type(tensor) in (Tensor, nn.Parameter)
-        and not is_transformed(tensor)
     )

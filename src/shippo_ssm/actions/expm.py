@@ -30,8 +30,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from shippo_ssm._private import needs_torch
 from shippo_ssm.actions._expm_kernels import Operands, build_expm
-from shippo_ssm.actions.base import not_finite
 from shippo_ssm.actions.kernels import batch_first, choose_kernel, launch_items
 from shippo_ssm.engine import LANES, launch
 
@@ -51,6 +51,8 @@ def largest_norm(degree: int, tolerance: float) -> float:
 # What a result rounded to float32 or less cannot see (1e-9) is a looser target than the unit roundoff of float64.
 SINGLE = Scheme(12, largest_norm(12, 1e-9))
 DOUBLE = Scheme(16, largest_norm(16, 2.0**-53))
+# Norms up to 1e7: the angle of a larger rotation has no digits behind the point in float32.
+MOST_SQUARINGS = 24
 # The compiled kernel computes small float32 exponentials in float32.
 ROUNDED = Scheme(12, largest_norm(12, 2.0**-26))
 # A card's kernel computes in the dtype of its operands, by Horner's rule: fewer products, more squarings.
@@ -113,21 +115,26 @@ def taylor(base: Pair, degree: int) -> Pair:
     return total
 
 
-def scale_and_square(generator: Tensor, direction: Tensor | None) -> Tensor:
-    """exp(generator), or the Frechet derivative L(generator, direction), on tensors [.., P, P] without autograd."""
+def arithmetic_of(generator: Tensor) -> tuple[torch.dtype, Scheme]:
+    """The dtype that torch computes exp(generator) in, and the scheme."""
     dtype = _COMPUTE[generator.dtype]
     if generator.device.type == "mps" and dtype == torch.float64:
         dtype = torch.float32
-    scheme = DOUBLE if generator.dtype in (torch.float64, torch.complex128) else SINGLE
+    return dtype, DOUBLE if generator.dtype in (torch.float64, torch.complex128) else SINGLE
+
+
+def scale_and_square(generator: Tensor, direction: Tensor | None) -> Tensor:
+    """exp(generator), or the Frechet derivative L(generator, direction), on tensors [.., P, P] without autograd."""
+    dtype, scheme = arithmetic_of(generator)
     shape, width = generator.shape, generator.shape[-1]
     if generator.numel() == 0:
         return torch.empty_like(generator)
     matrix = generator.detach().reshape(-1, width, width).to(dtype)
     norm = matrix.abs().sum(-2).amax(-1)
-    if not math.isfinite(norm.amax().item()):
-        raise not_finite("expm", "generator")
-    squarings = torch.log2(norm.clamp_min(1e-30) / scheme.theta).ceil().clamp_min(0)
-    scale = torch.exp2(-squarings)[:, None, None]
+    # A matrix that is not finite has no scale: it becomes NaN, and needs no squarings for that.
+    finite = norm.isfinite()
+    squarings = torch.log2(torch.where(finite, norm, 0).clamp_min(1e-30) / scheme.theta).ceil().clamp_min(0)
+    scale = torch.where(finite, torch.exp2(-squarings), math.nan)[:, None, None]
     tangent = None if direction is None else direction.detach().reshape(-1, width, width).to(dtype) * scale
     result = taylor(Pair(matrix * scale, tangent), scheme.degree)
     for done in range(int(squarings.amax().item())):
@@ -139,6 +146,22 @@ def scale_and_square(generator: Tensor, direction: Tensor | None) -> Tensor:
             result.put(active, part.times(part))
     out = result.value if result.tangent is None else result.tangent
     return out.to(generator.dtype).reshape(shape)
+
+
+def expm_formula(generator: Tensor) -> Tensor:
+    """exp(generator) in torch's own operations and without a look at the numbers, for `torch.func`, forward mode and ONNX.
+
+    Every matrix is squared `MOST_SQUARINGS` times and keeps what it had after its own count; one that asks for more gives NaN.
+    """
+    dtype, scheme = arithmetic_of(generator)
+    matrix = generator.to(dtype)
+    norm = matrix.detach().abs().sum(-2).amax(-1)[..., None, None]
+    squarings = torch.log2(norm.clamp_min(1e-30) / scheme.theta).ceil().clamp_min(0)
+    scale = torch.where(squarings <= MOST_SQUARINGS, torch.exp2(-squarings), math.nan)
+    result = taylor(Pair(matrix * scale, None), scheme.degree).value
+    for done in range(MOST_SQUARINGS):
+        result = torch.where(squarings > done, result @ result, result)
+    return result.to(generator.dtype)
 
 
 def check_square(op: str, name: str, matrix: Tensor) -> None:
@@ -163,15 +186,13 @@ def run_kernel(generator: Tensor, direction: Tensor | None, squarings: int) -> T
         tries = [("float64", DOUBLE, unlimited)]
     out = torch.empty(generator.shape, dtype=generator.dtype)
     count = generator.numel() // (width * width)
-    todo, faults = np.ones(-(-count // LANES), np.int8), np.zeros(1, np.int64)
-    operands = Operands(generator, generator if direction is None else direction, out, todo, faults, count)
+    todo = np.ones(-(-count // LANES), np.int8)
+    operands = Operands(generator, generator if direction is None else direction, out, todo, count)
     for arithmetic, scheme, most in tries:
         sizes = {"width": width, "degree": scheme.degree, "theta": scheme.theta, "squarings": most}
         launch(build_expm, len(todo), operands, dtype=dtype, arithmetic=arithmetic, frechet=direction is not None, **sizes)
         if not todo.any():
             break
-    if faults[0]:
-        raise not_finite("expm", "generator")
     return out
 
 
@@ -229,7 +250,7 @@ def _frechet_backward(ctx, grad: Tensor):
     zero = torch.zeros_like(generator)
     block = torch.cat([torch.cat([generator, direction], -1), torch.cat([zero, generator], -1)], -2)
     corner = torch.nn.functional.pad(grad, (width, 0, 0, width))
-    pulled = frechet_op(block.mH, corner, choose_kernel("expm", block, 2 * width, 2))
+    pulled = frechet_op(block.mH, corner, choose_kernel("expm", (block,), 2 * width, 2))
     diagonal = pulled[..., :width, :width] + pulled[..., width:, width:]
     return diagonal, pulled[..., :width, width:], None
 
@@ -257,7 +278,8 @@ def expm(generator: Tensor, *, backend: str = "auto") -> Tensor:
             `choose_kernel` says.
 
     Returns:
-        R [.., P, P] of the same dtype, accurate to a few units in the last place times the condition number of exp at A.
+        R [.., P, P] of the same dtype, accurate to a few units in the last place times the condition number of exp at A; NaN
+        where A is not finite.
 
     Example:
         >>> import torch
@@ -267,4 +289,5 @@ def expm(generator: Tensor, *, backend: str = "auto") -> Tensor:
         [[-0.0, -1.0], [1.0, -0.0]]
     """
     check_square("expm", "generator", generator)
-    return expm_op(generator, choose_kernel("expm", generator, generator.shape[-1], 2, backend))
+    kernel = choose_kernel("expm", (generator,), generator.shape[-1], 2, backend)
+    return expm_formula(generator) if kernel == "torch" and needs_torch(generator) else expm_op(generator, kernel)

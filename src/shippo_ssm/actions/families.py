@@ -26,8 +26,9 @@ import torch
 from torch import Tensor, nn
 
 from shippo_ssm._dtypes import compute_dtype
+from shippo_ssm._private import real_numbers, values_visible
 from shippo_ssm.actions._rotation_kernels import build_rotation
-from shippo_ssm.actions.base import Factor, Inline, RightAction, check_state, not_finite, values_visible
+from shippo_ssm.actions.base import Factor, Inline, RightAction, check_state, not_finite
 from shippo_ssm.actions.expm import check_square, expm
 from shippo_ssm.actions.factors import RankOne
 from shippo_ssm.actions.kernels import LARGEST_WIDTH, choose_kernel, coordinate_op
@@ -41,7 +42,7 @@ from shippo_ssm.actions.split import (
     split_op,
 )
 
-rotation_op = coordinate_op("rotation", "Orthogonal", build_rotation, rotation, ("rotation", lambda dtype, sizes: {}))
+rotation_op = coordinate_op("rotation", build_rotation, rotation, ("rotation", lambda dtype, sizes: {}))
 
 # Raw diagonal coordinate at which a split flow starts: softplus(-6) = 0.0025, so a unit step keeps 99.75 % of a column.
 START = -6.0
@@ -86,7 +87,7 @@ class Factored(RightAction):
         self.bounded = bounded
         self.sizes = (width if diagonal else 0, len(pairs) if rotations else 0, len(pairs) if shears else 0)
         # Plain numbers, so that a module built without storage, on the meta device, needs nothing restored.
-        with torch.device("cpu"):
+        with real_numbers():
             self._basis = [factor.generator.flatten().tolist() for factor in make_factors(width, self.sizes)]
         # Unit scale of p q^T for any width, and no dependence on the coordinates' start: zeta = 0 is the identity.
         self.p = nn.Parameter(torch.randn(rank, width) / math.sqrt(width)) if rank else None
@@ -108,7 +109,7 @@ class Factored(RightAction):
 
     def matrix(self, coords: Tensor) -> Tensor:
         """The sum of all generators times their coefficients at a unit step, [.., P, P]."""
-        coef = self.coefficients(coords, self.check(coords, values=False))
+        coef = self.coefficients(coords, self.check(coords))
         basis = torch.tensor(self._basis, dtype=coef.dtype, device=coef.device).view(-1, self.width**2)
         if self.p is not None and self.q is not None:
             basis = torch.cat([basis, (self.p[:, :, None] * self.q[:, None, :]).flatten(1).to(basis)])
@@ -171,13 +172,12 @@ class SplitFlow(Factored):
 
         Args:
             coords: [.., K].
-            step: [..] >= 0, broadcast with the leading shape of coords.
+            step: [..], >= 0 by contract, broadcast with the leading shape of coords.
             backend: "torch", "fused" (the CPU kernel), "triton" (the card's) or "auto", as `kernels.choose_kernel` says.
         """
-        step = self.check(coords, step, values=False)
-        kernel = choose_kernel("SplitFlow", coords, self.width, 1, backend)
+        step = self.check(coords, step)
+        kernel = choose_kernel("SplitFlow", (coords, step), self.width, 1, backend)
         if kernel == "torch":
-            self.check_values(coords, step)
             coef = self.coefficients(coords, step)
             right = apply_factors(identity_columns(self.width, coef), self.factors, coef).to(coords.dtype)
         else:
@@ -317,7 +317,7 @@ class DenseExp(Exponential):
         self.bounded = bounded
 
     def matrix(self, coords: Tensor) -> Tensor:
-        self.check(coords, values=False)
+        self.check(coords)
         return coords.unflatten(-1, (self.width, self.width))
 
     @property
@@ -368,10 +368,9 @@ class Orthogonal(Factored, Exponential):
         """R [.., P, P]; the arguments are those of `SplitFlow.dense`."""
         if self.width not in WIDTHS:
             return super().dense(coords, step, backend=backend)
-        step = self.check(coords, step, values=False)
-        kernel = choose_kernel("Orthogonal", coords, self.width, 1, backend)
+        step = self.check(coords, step)
+        kernel = choose_kernel("Orthogonal", (coords, step), self.width, 1, backend)
         if kernel == "torch":
-            self.check_values(coords, step)
             return rotation(coords, step, self.width)
         shape = torch.broadcast_shapes(coords.shape[:-1], step.shape)
         return rotation_op(coords.expand(*shape, -1), step.to(coords.dtype).expand(shape), self.width, [], kernel)
@@ -461,7 +460,7 @@ class Lie(Exponential):
             self.register_buffer("generators", generators)
 
     def matrix(self, coords: Tensor) -> Tensor:
-        self.check(coords, values=False)
+        self.check(coords)
         return torch.einsum("...k,kij->...ij", coords, self.generators.to(coords.dtype))
 
 
@@ -473,7 +472,7 @@ class Identity(RightAction):
         super().__init__(width, [])
 
     def generator(self, coords: Tensor) -> Tensor:
-        self.check(coords, values=False)
+        self.check(coords)
         return coords.new_zeros(*coords.shape[:-1], self.width, self.width)
 
     def dense(self, coords: Tensor, step: Tensor | float) -> Tensor:

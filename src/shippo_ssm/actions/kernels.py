@@ -12,12 +12,10 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
-import numpy as np
 import torch
 from torch import Tensor
 
-from shippo_ssm._private import is_transformed
-from shippo_ssm.actions.base import negative_step, not_finite
+from shippo_ssm._private import needs_torch
 from shippo_ssm.engine import LANES, Config, card_obstacle, launch, launch_card
 
 BACKENDS = ("auto", "torch", "fused", "triton")
@@ -30,15 +28,16 @@ DTYPES = (torch.float32, torch.float64)
 ITEM_CONFIGS = (Config((("BM", 32),), 1),)
 
 
-def choose_kernel(op: str, tensor: Tensor, width: int, axes: int, backend: str = "auto") -> str:
+def choose_kernel(op: str, tensors: tuple[Tensor, ...], width: int, axes: int, backend: str = "auto") -> str:
     """The kernel that a call takes: "torch", "fused" (CPU) or "triton" (card).
 
-    "auto" is "fused" for at least 32 plain float32 or float64 items on the CPU with width <= 8, "triton" for such items on a
-    card with width <= 4 where Triton is installed, else "torch"; `torch.func` transforms need the torch formulas.
+    "auto" is "fused" for at least 32 float32 or float64 items on the CPU with width <= 8, "triton" for such items on a card
+    with width <= 4 where Triton is installed, else "torch"; differentiation by `torch.func` or in forward mode needs the torch
+    formulas.
 
     Args:
         op: who asks, for messages.
-        tensor: generators [.., P, P] (`axes` 2) or coordinates [.., K] (`axes` 1).
+        tensors: generators [.., P, P] (`axes` 2) or coordinates [.., K] (`axes` 1) first, then what else goes in.
         width: P.
         axes: how many axes at the end belong to one item.
         backend: "torch", "fused", "triton" or "auto".
@@ -47,18 +46,22 @@ def choose_kernel(op: str, tensor: Tensor, width: int, axes: int, backend: str =
         raise ValueError(f"{op}: `backend` is {backend!r}; expected one of {', '.join(map(repr, BACKENDS))}")
     if backend == "torch":
         return backend
-    named = ("fused" if tensor.device.type == "cpu" else "triton") if backend == "auto" else backend
-    here = tensor.device.type == "cpu" if named == "fused" else card_obstacle(tensor) is None
+    first, obstacle = tensors[0], needs_torch(*tensors)
+    named = ("fused" if first.device.type == "cpu" else "triton") if backend == "auto" else backend
+    here = first.device.type == "cpu" if named == "fused" else card_obstacle(first) is None
     widest = LARGEST_WIDTH if named == "fused" else LARGEST_CARD_WIDTH
-    possible = here and tensor.dtype in DTYPES and width <= widest
+    if not here or first.dtype not in DTYPES or width > widest:
+        obstacle = f"{first.dtype} on {first.device.type} with width {width}"
     if backend == "auto":
-        many = math.prod(tensor.shape[:-axes]) >= FEWEST_ITEMS
-        return named if possible and many and not is_transformed(tensor) else "torch"
-    if not possible:
+        count = math.prod(first.shape[:-axes])
+        # A graph with free sizes takes the kernel for all of them.
+        many = isinstance(count, torch.SymInt) or count >= FEWEST_ITEMS
+        return named if many and not obstacle else "torch"
+    if obstacle:
         place = "the CPU" if named == "fused" else "a card, with Triton,"
         raise ValueError(
-            f'{op}: `backend` is "{named}" for {tensor.dtype} on {tensor.device.type} with width {width}; expected float32 or '
-            f'float64 on {place} with width <= {widest}; pass backend="torch" or "auto"'
+            f'{op}: `backend` is "{named}" for {obstacle}; expected float32 or float64 on {place} with width <= {widest}, '
+            'outside torch.func and forward-mode differentiation; pass backend="torch" or "auto"'
         )
     return backend
 
@@ -85,13 +88,11 @@ class Operands(NamedTuple):
     cotangent: Any
     d_coords: Any
     d_step: Any
-    faults: Any
     count: int
 
 
 def coordinate_op(
     name: str,
-    op: str,
     build: Callable[..., Any],
     formula: Callable[..., Tensor],
     card: tuple[str, Callable[..., dict[str, Any]]],
@@ -103,10 +104,8 @@ def coordinate_op(
 
     Args:
         name: of the torch op, below `shippo::`.
-        op: who asks, for messages.
         build: builder of a kernel for `Operands`, in blocks of LANES items, from dtype, width, sizes and backward. Forward it
-            fills `right`; backward it fills the gradients. faults[0] becomes 1 where a step is negative or not a number,
-            faults[1] where a coordinate is not finite.
+            fills `right`; backward it fills the gradients.
         formula: the same map in torch, differentiable to any order.
         card: the name of the same map in `_triton_kernels.py`, and its constants from dtype and sizes.
 
@@ -127,11 +126,9 @@ def coordinate_op(
         if backend == "triton":
             run_card(coords, step, right, sizes)
             return right
-        faults, count, dtype = np.zeros(2, np.int64), step.numel(), str(coords.dtype).removeprefix("torch.")
-        operands = Operands(coords, step, right, None, None, None, faults, count)
+        count, dtype = step.numel(), str(coords.dtype).removeprefix("torch.")
+        operands = Operands(coords, step, right, None, None, None, count)
         launch(build, -(-count // LANES), operands, dtype=dtype, width=width, sizes=tuple(sizes), backward=False)
-        if faults.any():
-            raise negative_step(op, step) if faults[0] else not_finite(op, "coords")
         return right
 
     @torch.library.custom_op(f"shippo::{name}_backward", mutates_args=())
@@ -142,9 +139,8 @@ def coordinate_op(
         if backend == "triton":
             run_card(coords, step, right, sizes, cotangent=cotangent, d_coords=d_coords, d_step=d_step)
             return d_coords, d_step
-        # The forward pass has looked for faults already.
-        faults, count, dtype = np.zeros(2, np.int64), step.numel(), str(coords.dtype).removeprefix("torch.")
-        operands = Operands(coords, step, right, cotangent, d_coords, d_step, faults, count)
+        count, dtype = step.numel(), str(coords.dtype).removeprefix("torch.")
+        operands = Operands(coords, step, right, cotangent, d_coords, d_step, count)
         launch(build, -(-count // LANES), operands, dtype=dtype, width=right.shape[-1], sizes=tuple(sizes), backward=True)
         return d_coords, d_step
 

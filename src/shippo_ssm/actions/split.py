@@ -73,4 +73,4 @@ def _card_constants(dtype: torch.dtype, sizes: Sequence[int]) -> dict[str, Any]:
     return names | {"LIMIT": largest_decay(dtype), "TERMS": 8 if dtype == torch.float32 else 18}
 
 
-split_op = coordinate_op("split_flow", "SplitFlow", build_split, split_product, ("split", _card_constants))
+split_op = coordinate_op("split_flow", build_split, split_product, ("split", _card_constants))

@@ -10,8 +10,9 @@ y_t = read_t^T (Z_t - beta_{t+1} U_t), and beta_{t+1} belongs to a token that it
 At the end of a segment beta_{T+1} is not known yet and is taken as zero, so that the scan ends in H_T; H_T and the last
 write and value make the `CellState` from which a later segment, or a single step, continues.
 
-A masked position is the identity map. It has step 0 (L = I, beta = gamma = 0), R = I, and it holds the write and value of
-the last real position before it, so that the next real position still finds U_{t-1} beside it. Masks may stand anywhere.
+A masked position is the identity map. It has step 0 (L = I, beta = gamma = 0), R = I, it reads nothing, and it holds the write
+and value of the last real position before it, so that the next real position still finds U_{t-1} beside it. What it was given
+is never used, NaN or not. Masks may stand anywhere.
 """
 
 from __future__ import annotations
@@ -85,7 +86,7 @@ def shippo_cell(
         backend: as in `transport_scan`.
 
     Returns:
-        y [B, T, G, P] in the dtype of `value` (at masked positions the held memory is read), and the `CellState` or `None`.
+        y [B, T, G, P] in the dtype of `value` (zeros at masked positions), and the `CellState` or `None`.
 
     Example:
         >>> import torch
@@ -148,10 +149,11 @@ def run_cell(
     if segment.part is not None:
         before, last_source = _enter_part(recurrence, before, segment)
     if segment.mask is not None:
-        recurrence = _hold(recurrence, before, segment.mask)
+        recurrence, mix = _hold(recurrence, before, segment.mask), torch.where(segment.mask.unsqueeze(-1), mix, 0)
     value, write, step = recurrence.value, recurrence.write, recurrence.step
     gamma, beta = mix * step, (1 - mix) * step
-    beta_next = F.pad(beta[:, 1:], (0, 0, 0, 1))
+    # Padded first: a graph with a free T would have to know that T - 1 is not 1.
+    beta_next = F.pad(beta, (0, 0, 0, 1))[:, 1:]
     if segment.cu_seqlens is not None and value.shape[1]:
         # An empty first sequence has no last position; -1 wraps to the end of the row, which is zero already.
         last = torch.remainder(segment.cu_seqlens[1:] - 1, value.shape[1])
@@ -270,17 +272,21 @@ def _last(tensor: Tensor, before: Tensor, cu_seqlens: Tensor | None) -> Tensor:
 def _hold(recurrence: Recurrence, before: CellState, mask: Tensor) -> Recurrence:
     """Turn masked positions into identity maps that hold the write and value of the last real position before them."""
     batch, length = mask.shape
-    places = torch.arange(1, length + 1, device=mask.device).expand(batch, length)
-    # Place 0 is what stood before the segment, place t + 1 is position t.
-    source = torch.where(mask, places, 0).cummax(1).values if length else places
+    # Place 0 is what stood before the segment, place t + 1 is position t. Real positions write their place under their
+    # number, padding writes under a number that nobody asks for.
+    number, places = mask.cumsum(1), torch.arange(1, length + 1, device=mask.device).expand(batch, length)
+    table = number.new_zeros(batch, length + 2).scatter(1, torch.where(mask, number, length + 1), places)
+    source = table.gather(1, number)
     rows = torch.arange(batch, device=mask.device).unsqueeze(1)
     held = [
         torch.cat([first.view(batch, 1, *tensor.shape[2:]), tensor], dim=1)[rows, source]
         for first, tensor in ((before.value, recurrence.value), (before.write, recurrence.write))
     ]
-    right = recurrence.right
+    right, drift = recurrence.right, recurrence.drift
     if right is not None:
         eye = torch.eye(right.shape[-1], dtype=right.dtype, device=right.device)
         right = torch.where(mask[..., None, None, None], right, eye)
+    read = torch.where(mask[..., None, None], recurrence.read, 0)
+    drift = drift if drift.ndim == 2 else torch.where(mask[..., None, None], drift, 0)
     step = torch.where(mask.unsqueeze(-1), recurrence.step, 0)
-    return recurrence._replace(value=held[0], write=held[1], step=step, right=right)
+    return Recurrence(held[0], held[1], read, step, drift, right)

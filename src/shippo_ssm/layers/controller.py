@@ -17,6 +17,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from shippo_ssm._private import real_numbers
 from shippo_ssm.actions import RightAction
 from shippo_ssm.layers.conv import ShortConv
 from shippo_ssm.layers.mixer import WHOLE, Segment
@@ -95,7 +96,7 @@ class Controller(Spared):
             self.right_proj = nn.Linear(channels, num_groups * self.num_coordinates, bias=False, **place)
             self.right_bias = nn.Parameter(torch.empty(num_groups, self.num_coordinates, **place))
         # Plain numbers also where modules are built without storage, on the meta device.
-        with torch.device("cpu"):
+        with real_numbers():
             longest = spec.memory_length if spec.drift_init == "geometric" else None
             self.init_coordinates = right.init_coordinates(longest).tolist()
         # Set by `zero_right_suffix` at evaluation.

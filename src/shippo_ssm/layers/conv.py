@@ -85,13 +85,15 @@ class ShortConv(nn.Module):
         row = torch.cat([window, x], dim=1)
         if mask is None:
             return self._taps(row), row[:, x.shape[1] :]
-        # A stable sort moves padding to the front and keeps the order of window and real inputs behind it.
+        # Padding goes to the front; window and real inputs stand behind it in their order.
         real = torch.cat([mask.new_ones(mask.shape[0], self.width - 1), mask], dim=1)
-        order = real.to(torch.uint8).sort(dim=1, stable=True).indices.unsqueeze(-1)
-        row = row.gather(1, order.expand_as(row))
+        padding = ~real
+        front = padding.sum(1, keepdim=True)
+        place = torch.where(real, front + real.cumsum(1), padding.cumsum(1)).unsqueeze(-1) - 1
+        row = torch.zeros_like(row).scatter(1, place.expand_as(row), row)
         # The outputs before the first real input are missing from a convolution without padding; they are never real.
         y = torch.cat([torch.zeros_like(window), self._taps(row)], dim=1)
-        y = torch.zeros_like(y).scatter(1, order.expand_as(y), y)
+        y = y.gather(1, place.expand_as(y))
         return y[:, self.width - 1 :], row[:, x.shape[1] :]
 
     def _taps(self, row: Tensor) -> Tensor:

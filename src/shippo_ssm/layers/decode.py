@@ -15,7 +15,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from shippo_ssm.actions.base import Inline, values_visible
+from shippo_ssm._private import values_visible
+from shippo_ssm.actions.base import Inline
 from shippo_ssm.engine import launch
 from shippo_ssm.layers._step_kernels import (
     ROWS,

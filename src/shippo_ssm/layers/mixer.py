@@ -18,6 +18,7 @@ import torch
 from torch import Tensor, nn
 from torch.distributed import ProcessGroup
 
+from shippo_ssm._private import values_visible
 from shippo_ssm.layers.states import map_states
 from shippo_ssm.scan.checks import asks_gradients, check_cu_seqlens, checksum
 from shippo_ssm.scan.distributed import Part, agree
@@ -168,6 +169,9 @@ class Mixer(nn.Module, ABC, Generic[State]):
             raise ValueError(
                 f"{type(self).__name__}: `group` came; expected `None`, this layer needs whole sequences; take a Shippo layer"
             )
+        if segment.mask is not None:
+            # What stands at padding, were it NaN, reaches neither outputs nor gradients.
+            u = torch.where(segment.mask.unsqueeze(-1), u, 0)
         run = self.run if self.takes_every or not segment.every else self.run_each
         y, state = run(u, state, segment)
         return (y, state) if output_state else y
@@ -301,9 +305,9 @@ def check_gaps(op: str, u: Tensor, attention_mask: Tensor | None, cu_seqlens: Te
             f"{op}: `attention_mask` has dtype {attention_mask.dtype}; expected bool or integers 0 and 1; pass the padding "
             "mask, not an additive one"
         )
-    # The values of an integer mask are not known while tracing; they are looked at in eager calls.
-    known = attention_mask.dtype == torch.bool or torch.compiler.is_compiling()
-    if not known and not bool(((attention_mask == 0) | (attention_mask == 1)).all()):
+    # The values of an integer mask are looked at where that costs nothing: not on a card, not while tracing.
+    looked_at = attention_mask.dtype != torch.bool and values_visible(attention_mask)
+    if looked_at and not bool(((attention_mask == 0) | (attention_mask == 1)).all()):
         raise ValueError(f"{op}: `attention_mask` has entries other than 0 and 1; expected 1 at real positions, 0 at padding")
     return Segment(attention_mask.bool(), None)
 

@@ -21,7 +21,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from shippo_ssm._dtypes import compute_dtype
-from shippo_ssm._private import is_transformed
+from shippo_ssm._private import under_transform
 from shippo_ssm.actions import get_family
 from shippo_ssm.layers import decode
 from shippo_ssm.layers.cell import CellState, run_cell, step_cell
@@ -166,7 +166,7 @@ class Shippo(Mixer[ShippoState], Spared):
         single = state is not None and u.shape[1] == 1 and segment.whole
         x, gate, emission, state, windows = self._emit(u, state, segment)
         # The recurrence runs in float32 at least, also where autocast lowers the projections.
-        lowered = torch.is_autocast_enabled(u.device.type)
+        lowered = not u.is_meta and torch.is_autocast_enabled(u.device.type)
         with torch.autocast(u.device.type, enabled=False) if lowered else contextlib.nullcontext():
             groups, width = self.num_groups, self.spec.group_width
             ranks = x.unflatten(-1, (self.spec.write_rank, groups, width)).transpose(-3, -2).to(emission.step.dtype)
@@ -186,13 +186,16 @@ class Shippo(Mixer[ShippoState], Spared):
             y = y + self.skip.to(y.dtype) * ranks.select(-2, 0)
         y = self.out_proj(y.flatten(-2).to(gate.dtype) * F.silu(gate))
         if segment.mask is not None:
-            y = y * segment.mask.unsqueeze(-1)
+            y = torch.where(segment.mask.unsqueeze(-1), y, 0)
         return y, windows._replace(cell=cell)
 
     def _can_decode(self, u: Tensor, state: ShippoState | None, segment: Segment) -> bool:
         """Whether `_decode` serves a call: few tokens, no gradients, plain CPU tensors of the dtypes it knows, and nobody
         listens to the modules that it does not call."""
         if torch.is_grad_enabled() or not segment.whole or u.device.type != "cpu" or u.dtype not in decode.DTYPES:
+            return False
+        # A graph with a free length is not a step; ONNX knows no operators of ours.
+        if isinstance(u.shape[1], torch.SymInt) or torch.onnx.is_in_onnx_export():
             return False
         if (u.shape[1] != 1 and not segment.every) or not u.numel() or self.spec.backend not in ("auto", "fused"):
             return False
@@ -206,7 +209,7 @@ class Shippo(Mixer[ShippoState], Spared):
             return False
         silent = (self.conv, controller, self.right, self.read_norm)
         listened = any(module is not None and decode.is_hooked(module) for module in silent)
-        return not (listened or is_transformed(u) or torch.is_autocast_enabled("cpu"))
+        return not (listened or under_transform() or torch.is_autocast_enabled("cpu"))
 
     def _decode(self, u: Tensor, state: ShippoState | None, segment: Segment) -> tuple[Tensor, ShippoState]:
         """`run` for a few tokens: the projections, and two compiled operators between them."""

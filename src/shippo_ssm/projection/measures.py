@@ -386,18 +386,20 @@ class LegT(_Window):
 class Fourier(_Window):
     """Fourier series of the window [t - theta, t]. Closes only approximately.
 
-    Phi = 1, sqrt(2) cos(w_k s), sqrt(2) sin(w_k s), ... with s = t - tau and w_k = 2 pi k / theta. Inside the window
-    the functions rotate into each other, d_t psi = D psi. A Fourier series joins both ends of its window: its value
+    Phi = 1, sqrt(2) cos(w_k s), sqrt(2) sin(w_k s), ... with s = t - tau and w_k = 2 pi k / theta, k = 1, 2, ... Inside the
+    window the functions rotate into each other, d_t psi = D psi. A Fourier series joins both ends of its window: its value
     there tends to the mean of f(t) and f(t - theta), so f(t - theta) is guessed as 2 Phi_t(t)^T C - f(t)^T, and
 
         A_L = D - 2 psi(t, t) Phi_t(t)^T,      B_L = 2 psi(t, t):
 
     the source counts twice, which `closure` reports. (With B_L = psi(t, t) and one half of the correction, the far end would
-    be forgotten at half the rate, however large N is.) The defect falls like 1 / N on smooth signals. An odd N pairs every
-    cosine with its sine; with an even N the last cosine stands alone and its rotation is lost.
+    be forgotten at half the rate, however large N is.) The defect falls like 1 / N on smooth signals.
+
+    A rotation needs every cosine beside its sine, and 1 and pairs make an odd N. An even N is pairs alone, k = 1/2, 3/2, ...:
+    such a series joins f(t) to -f(t - theta), Phi_t(t - theta) = -Phi_t(t) in the cosines, and A_L and B_L are the same.
 
     Args:
-        N: number of basis functions, preferably odd.
+        N: number of basis functions; odd with a constant, even without.
         theta: window length.
 
     Example:
@@ -408,16 +410,19 @@ class Fourier(_Window):
 
     def _phi(self, t: Any, tau: Array) -> Array:
         age = np.asarray(t - tau)
-        index = np.arange(self.N)
-        phase = (2 * np.pi / self.theta) * ((index + 1) // 2) * age[..., None]
-        waves = np.sqrt(2.0) * np.where(index % 2 == 1, np.cos(phase), np.sin(phase))
-        return np.where(index == 0, 1.0, waves)
+        phase = np.repeat(self._speeds, 2) * age[..., None]
+        waves = np.sqrt(2.0) * np.where(np.arange(phase.shape[-1]) % 2 == 0, np.cos(phase), np.sin(phase))
+        return np.concatenate([np.ones((*age.shape, self.N % 2)), waves], axis=-1)
+
+    @property
+    def _speeds(self) -> Array:
+        """w_k of the pairs."""
+        return 2 * np.pi / self.theta * (np.arange(self.N // 2) + (1.0 if self.N % 2 else 0.5))
 
     def A(self, t: float) -> Array:
         end = self._phi(as_time("t", t), np.asarray(t))
         operator = -2 * np.outer(end, end) / self.theta
-        for cosine in range(1, self.N - 1, 2):
-            speed = 2 * np.pi / self.theta * ((cosine + 1) // 2)
+        for cosine, speed in zip(range(self.N % 2, self.N, 2), self._speeds):
             operator[cosine, cosine + 1] -= speed
             operator[cosine + 1, cosine] += speed
         return operator

@@ -81,7 +81,7 @@ def chunk_length(num_positions: int, right: Tensor | None) -> int:
     length = LONGEST_CHUNK
     while length > 1 and length >= 2 * num_positions:
         length //= 2
-    if right is None or right.numel() == 0:
+    if right is None or right.numel() == 0 or right.is_meta:
         return length
     with torch.no_grad():
         while length > 1:

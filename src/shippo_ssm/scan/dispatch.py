@@ -13,6 +13,7 @@ from torch import Tensor
 from torch.distributed import ProcessGroup
 
 from shippo_ssm._dtypes import compute_dtype
+from shippo_ssm._private import needs_torch
 from shippo_ssm.scan import associative, chunked, fused, reference, segments, triton
 from shippo_ssm.scan.algebra import Recurrence
 from shippo_ssm.scan.checks import asks_gradients, check_affine_arguments, check_recurrence, describe_recurrence
@@ -72,7 +73,7 @@ def resolve_backend(value: Tensor, right: Tensor | None = None, *, backend: str 
         >>> resolve_backend(torch.zeros(1, 8, 2, 4))
         'fused' (auto: CPU tensors of width 4 <= 16)
     """
-    return Resolution(*_choose(value, backend))
+    return Resolution(*_choose(backend, value, right))
 
 
 def transport_scan(
@@ -152,7 +153,7 @@ def scan(
     With a `part` of a sequence over several ranks, `initial_state` is added to the state that enters this part, and
     `cu_seqlens` are boundaries inside it.
     """
-    run = BACKENDS[_choose(recurrence.value, backend)[0]]
+    run = BACKENDS[_choose(backend, *recurrence, initial_state)[0]]
     if part is None:
         y, final_state = run(recurrence, initial_state, cu_seqlens)
     else:
@@ -209,21 +210,26 @@ def block_affine_scan(
     return module.block_affine_scan(left.to(kept), right, update.to(kept), initial_state=initial_state).to(update.dtype)
 
 
-def _choose(value: Tensor, backend: str) -> tuple[str, str]:
+def _choose(backend: str, value: Tensor, *others: Tensor | None) -> tuple[str, str]:
     """(backend, reason) in plain strings: a traced graph takes no other."""
     if backend not in ("auto", *BACKENDS):
         choices = ", ".join(repr(name) for name in ("auto", *BACKENDS))
         raise ValueError(f"transport_scan: `backend` is {backend!r}; expected one of {choices}; 'auto' suits most calls")
-    kind, obstacle = value.device.type, None
+    kind, obstacle, instead = value.device.type, needs_torch(value, *others), "associative"
     named = ("fused" if kind == "cpu" else "triton") if backend == "auto" else backend
-    if named in ("fused", "triton"):
-        obstacle = fused.obstacle(value) if named == "fused" else triton.obstacle(value)
-    if backend != "auto":
-        if obstacle is not None:
-            raise ValueError(f"transport_scan: `backend` is {backend!r} with {obstacle}; use backend='chunked' or 'auto'")
+    if named not in ("fused", "triton", "segmented"):
         return backend, "asked for by name"
-    if obstacle is not None:
-        return "chunked", f"auto: {obstacle}"
+    if obstacle:
+        # A loop is the only one of these that a graph with a free length can hold.
+        instead = "reference" if torch.onnx.is_in_onnx_export() else instead
+    elif named != "segmented":
+        obstacle, instead = fused.obstacle(value) if named == "fused" else triton.obstacle(value), "chunked"
+    if backend != "auto":
+        if obstacle:
+            raise ValueError(f"transport_scan: `backend` is {backend!r} with {obstacle}; use backend={instead!r} or 'auto'")
+        return backend, "asked for by name"
+    if obstacle:
+        return instead, f"auto: {obstacle}"
     chains, workers = value.shape[0] * value.shape[2], f"{triton.FEWEST_CHAINS} that fill a card"
     few = chains < triton.FEWEST_CHAINS
     if kind == "cpu":

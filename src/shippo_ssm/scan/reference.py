@@ -12,6 +12,7 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
+from shippo_ssm._private import loop
 from shippo_ssm.scan.algebra import Affine, Recurrence, apply, outer
 
 
@@ -28,11 +29,19 @@ def block_affine_scan(left: Tensor, right: Tensor | None, update: Tensor, *, ini
     return torch.stack(states, dim=time) if states else update
 
 
+def advance(state: Tensor, now: Recurrence) -> tuple[Tensor, Tensor]:
+    """H_t and y_t from H_{t-1} [B, G, N, P] and the operands of one position, without a time axis."""
+    value, write, read, step, drift, right, seen = now
+    state = apply(Affine(torch.exp(step.unsqueeze(-1) * drift), right, outer(write, value)), state)
+    shown = state if seen is None else state + outer(write, seen - value)
+    return state, (read.unsqueeze(-2) @ shown).squeeze(-2)
+
+
 def run(recurrence: Recurrence, initial_state: Tensor | None = None, cu_seqlens: Tensor | None = None) -> tuple[Tensor, Tensor]:
     """y and the final state, one step after another."""
-    value, write, read, step, drift, right, seen = recurrence
-    if drift.ndim == 2:
-        return run(recurrence._replace(drift=drift.expand(*read.shape)), initial_state, cu_seqlens)
+    value, read = recurrence.value, recurrence.read
+    if recurrence.drift.ndim == 2:
+        return run(recurrence._replace(drift=recurrence.drift.expand(*read.shape)), initial_state, cu_seqlens)
     if cu_seqlens is not None:
         sequences = [
             run(recurrence.between(low, high), None if initial_state is None else initial_state[s : s + 1])
@@ -41,11 +50,12 @@ def run(recurrence: Recurrence, initial_state: Tensor | None = None, cu_seqlens:
         ys, finals = zip(*sequences)
         return torch.cat(ys, dim=1), torch.cat(finals)
     state = recurrence.zero_state() if initial_state is None else initial_state
+    if isinstance(read.shape[1], torch.SymInt):
+        # A graph with a free length holds the loop itself rather than its turns.
+        state, y = loop(advance, state, recurrence.map(lambda tensor: tensor.movedim(1, 0)))
+        return y.movedim(0, 1), state
     outputs = []
     for t in range(read.shape[1]):
-        left = torch.exp(step[:, t, :, None] * drift[:, t])
-        right_t = None if right is None else right[:, t]
-        state = apply(Affine(left, right_t, outer(write[:, t], value[:, t])), state)
-        shown = state if seen is None else state + outer(write[:, t], seen[:, t] - value[:, t])
-        outputs.append((read[:, t].unsqueeze(-2) @ shown).squeeze(-2))
+        state, y = advance(state, recurrence.map(lambda tensor, t=t: tensor[:, t]))
+        outputs.append(y)
     return torch.stack(outputs, dim=1) if outputs else value.new_zeros(*read.shape[:3], value.shape[-1]), state
