@@ -8,6 +8,7 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from shippo_ssm.models.adapters import FlaShippo, MambaShippo
 from shippo_ssm.models.baselines import AttentionCache, CausalAttention, FreeMixer, GRUMixer, transformer_block
 from shippo_ssm.models.checkpoint import load_checkpoint, read_checkpoint, save_checkpoint
 from shippo_ssm.models.decoding import PrefixCache, Verdict, speculate, verify
@@ -23,9 +24,11 @@ __all__ = [
     "MIXERS",
     "AttentionCache",
     "CausalAttention",
+    "FlaShippo",
     "FreeMixer",
     "GRUMixer",
     "Heads",
+    "MambaShippo",
     "PrefixCache",
     "SequenceConfig",
     "SequenceModel",
