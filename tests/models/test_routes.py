@@ -143,6 +143,8 @@ def test_an_accelerator_trains_as_by_hand_and_restores(tmp_path):
         torch.testing.assert_close(got.detach(), parameter)
 
 
+# Torch warns of its own walk over trees.
+@pytest.mark.filterwarnings("ignore::FutureWarning")
 @pytest.mark.works_with("ONNX")
 def test_a_language_model_of_any_length_and_padding_in_onnxruntime():
     runtime = pytest.importorskip("onnxruntime")
