@@ -23,18 +23,6 @@ ROUTES: dict[str, tuple[str, ...]] = {
     "Pipelines": ("transformers",),
     "Packing": ("transformers",),
     "Trainer": ("transformers", "accelerate"),
-    "torch.compile": ("torch",),
-    "torch.export": ("torch",),
-    "ONNX": ("torch", "onnx", "onnxscript", "onnxruntime"),
-    "torch.func": ("torch",),
-    "DDP": ("torch",),
-    "FSDP2": ("torch",),
-    "offload (accelerate)": ("accelerate", "transformers"),
-    "torchao": ("torchao", "transformers"),
-    "Lightning": ("lightning",),
-    "accelerate": ("accelerate",),
-    "mamba_ssm's calls": ("torch",),
-    "fla's calls": ("torch",),
     "PEFT": ("peft", "transformers"),
 }
 HEAD = """# Works with

@@ -26,13 +26,13 @@ def needs_torch(*tensors: Tensor | None) -> str:
     """
     if torch.onnx.is_in_onnx_export():
         return "ONNX, which knows no kernels of ours"
-    # As nearly always; this question stands in front of every kernel.
-    if not under_transform():
+    functorch: Any = torch._C._functorch  # pyright: ignore[reportAttributeAccessIssue]
+    # As nearly always; `under_transform` written out, since this question stands in front of every kernel.
+    if functorch.get_dynamic_layer_stack_depth() == 0 and forward_ad._current_level < 0:
         return ""
     if torch.compiler.is_compiling():
         # A graph knows that there is a transform, but not whom it concerns.
         return "a transform of torch.func"
-    functorch: Any = torch._C._functorch  # pyright: ignore[reportAttributeAccessIssue]
     for tensor in tensors:
         while tensor is not None and functorch.is_functorch_wrapped_tensor(tensor):
             if functorch.is_gradtrackingtensor(tensor):

@@ -36,12 +36,10 @@ def two_processes(tmp_path_factory) -> list[dict[str, Any]]:
     return [json.loads((folder / f"{rank}.json").read_text()) for rank in range(2)]
 
 
-@pytest.mark.works_with("DDP")
 def test_two_processes_have_the_gradients_of_one(two_processes):
     assert all(rank["DDP"] < 1e-6 for rank in two_processes)
 
 
-@pytest.mark.works_with("FSDP2")
 def test_sharded_blocks_have_the_gradients_of_whole_ones_and_decode(two_processes):
     for rank in two_processes:
         assert rank["split"]
@@ -50,7 +48,6 @@ def test_sharded_blocks_have_the_gradients_of_whole_ones_and_decode(two_processe
         assert rank["decoding"] < 1e-6
 
 
-@pytest.mark.works_with("offload (accelerate)")
 @pytest.mark.parametrize("place", ["cpu", "disk"])
 def test_offloaded_weights_give_the_same_text(place, tmp_path):
     accelerate = pytest.importorskip("accelerate")
@@ -66,7 +63,6 @@ def test_offloaded_weights_give_the_same_text(place, tmp_path):
     assert torch.equal(generated(model, ids), text)
 
 
-@pytest.mark.works_with("torchao")
 def test_int8_weights_stay_close_and_decode():
     quantization = pytest.importorskip("torchao.quantization")
     model, ids = make_model(hidden_size=32), torch.randint(1, 23, (2, 5))
@@ -100,7 +96,6 @@ def training() -> tuple[ShippoBackbone, DataLoader, list[torch.Tensor]]:
 
 # Lightning's own: deprecated calls of torch, and advice on workers.
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.works_with("Lightning")
 def test_a_lightning_trainer_trains_as_by_hand(tmp_path):
     lightning = pytest.importorskip("lightning")
     model, loader, want = training()
@@ -124,7 +119,6 @@ def test_a_lightning_trainer_trains_as_by_hand(tmp_path):
         torch.testing.assert_close(got.detach(), parameter)
 
 
-@pytest.mark.works_with("accelerate")
 def test_an_accelerator_trains_as_by_hand_and_restores(tmp_path):
     accelerate = pytest.importorskip("accelerate")
     model, loader, want = training()
@@ -145,7 +139,6 @@ def test_an_accelerator_trains_as_by_hand_and_restores(tmp_path):
 
 # Torch warns of its own walk over trees.
 @pytest.mark.filterwarnings("ignore::FutureWarning")
-@pytest.mark.works_with("ONNX")
 def test_a_language_model_of_any_length_and_padding_in_onnxruntime():
     runtime = pytest.importorskip("onnxruntime")
     pytest.importorskip("onnxscript")

@@ -127,7 +127,7 @@ def transport_scan(
         cu_seqlens = None if cu_seqlens is None else part.bounds("transport_scan", cu_seqlens)
         initial_state = None if initial_state is None else part.first(initial_state)
     # Triton's kernels load half precision as it is: half the bytes. The summaries of a part take one dtype.
-    recurrence = given.normalised(cast=part is not None or _choose(value, backend)[0] != "triton")
+    recurrence = given.normalised(cast=part is not None or _choose(backend, *given, initial_state)[0] != "triton")
     y, final_state = scan(
         recurrence,
         initial_state=None if initial_state is None else initial_state.to(compute_dtype(value.dtype)),
