@@ -39,7 +39,7 @@ class InferenceParams:
     key_value_memory_dict: dict[int, Any] = field(default_factory=dict)
 
 
-def mamba_stack() -> tuple[nn.ModuleList, Any]:
+def mamba_stack() -> tuple[Any, Any]:
     words: dict[str, Any] = {
         "d_conv": 4,
         "expand": 2,
