@@ -38,6 +38,6 @@ def test_a_generator_over_widths_beyond_the_kernel_takes_torch():
     wide = torch.zeros(64, 5, 5)
     with pytest.raises(ValueError, match=r'`backend` is "triton".*expected float32 or float64 on a card.*<= 4'):
         expm(wide, backend="triton")
-    assert choose_kernel("expm", torch.zeros(64, 5, 5, device="meta"), 5, 2) == "torch"
+    assert choose_kernel("expm", (torch.zeros(64, 5, 5, device="meta"),), 5, 2) == "torch"
     with pytest.raises(ValueError, match="triton"):
         Orthogonal(3).dense(torch.zeros(64, 3), 1.0, backend="triton")

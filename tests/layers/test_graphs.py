@@ -52,7 +52,7 @@ def test_export_with_free_batch_and_length_from_one_on(right, gradients):
 def test_onnx_with_free_batch_and_length():
     runtime = pytest.importorskip("onnxruntime")
     pytest.importorskip("onnxscript")
-    layer = Shippo(8, d_state=4, right="split")
+    layer = Shippo(8, d_state=4, right="split").eval()
     sizes = {"u": {0: torch.export.Dim("B"), 1: torch.export.Dim("T")}}
     options: dict[str, Any] = {"dynamic_shapes": sizes, "opset_version": 18, "dynamo": True, "verbose": False}
     with torch.no_grad():
