@@ -55,7 +55,8 @@ def part_of(shape: Shape, low: int, high: int) -> tuple[dict[str, Tensor], Tenso
 
 def both(inputs: dict[str, Tensor], cotangent: Tensor, group: Any) -> tuple[Tensor, tuple[Tensor, ...]]:
     """Forward and backward."""
-    y, _ = transport_scan(**inputs, group=group)
+    operands: dict[str, Any] = dict(inputs)
+    y, _ = transport_scan(**operands, group=group)
     return y, torch.autograd.grad(y, list(inputs.values()), cotangent)
 
 
@@ -126,9 +127,9 @@ def wire(rank: int, size: int, shape: Shape) -> dict[str, Any]:
 
     dist.all_gather = counting
     inputs, cotangent = part_of(shape, rank * BLOCK, (rank + 1) * BLOCK)
-    y, _ = transport_scan(**inputs, group=dist.group.WORLD)
-    forward = sum(sent)
-    torch.autograd.grad(y, list(inputs.values()), cotangent)
+    both(inputs, cotangent, dist.group.WORLD)
+    # One message in each direction.
+    forward = sent[0]
     return {"forward_bytes": forward, "backward_bytes": sum(sent) - forward, "messages": len(sent)}
 
 

@@ -53,12 +53,12 @@ def train(options: argparse.Namespace) -> float:
     """All steps that are left; returns the last loss."""
     world = dist.get_world_size()
     mesh = init_device_mesh("cpu", (world // options.sequence, options.sequence), mesh_dim_names=("data", "sequence"))
-    group, row, column = mesh["sequence"].get_group(), *mesh.get_coordinate()
+    group, row, column = mesh["sequence"].get_group(), mesh.get_local_rank("data"), mesh.get_local_rank("sequence")
     torch.manual_seed(0)
     model = SequenceModel(
         SequenceConfig(vocab_size=128, d_model=options.width, n_layers=options.layers, d_state=16, group_width=4)
     )
-    model.layers.gradient_checkpointing = True
+    model.layers.recompute = True
     shards = init_device_mesh("cpu", (world,))
     for block in model.layers:
         fully_shard(block, mesh=shards)

@@ -99,7 +99,7 @@ def launched(arguments: list[str], *, ranks: int = 0, restarts: int = 0) -> str:
 def test_train_distributed_survives_a_killed_rank(tmp_path):
     """Two ranks that share a sequence, one of them killed after step 3: the run goes on from step 2 and ends as one process."""
     alone = launched(["--smoke", "--out", str(tmp_path / "alone")])
-    killed = launched(["--smoke", "--out", str(tmp_path / "killed"), "--kill-at", "3"], ranks=2, restarts=1)
+    killed = launched(["--smoke", "--out", str(tmp_path / "killed"), "--kill-at", "3"], ranks=2, restarts=3)
     assert (tmp_path / "killed" / "killed").exists()
     assert "resumed after step 2" in killed
     assert "resumed" not in alone

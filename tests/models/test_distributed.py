@@ -1,5 +1,7 @@
 """The cell, the layer, the backbone and the models over gloo processes are those of one process, up to the gradients."""
 
+from typing import Any
+
 import pytest
 import torch
 import torch.distributed as dist
@@ -112,7 +114,7 @@ def check_checkpointed(group):
         return model(ids[:, own], group=group), [torch.zeros(())]
 
     plain = differences(group, model, run, 30, "equal")
-    model.layers.gradient_checkpointing = True
+    model.layers.recompute = True
     return max(plain, differences(group, model.train(), run, 30, "empty middle"))
 
 
@@ -123,16 +125,19 @@ def test_the_sequence_model_with_activation_checkpointing(pool):
 def check_cell(group):
     sizes = (2, 9, 3)
     value, write, read = torch.randn(*sizes, 4), torch.randn(*sizes, 5), torch.randn(*sizes, 5)
-    step, mix, drift = torch.rand(*sizes), torch.rand(*sizes), -torch.rand(3, 5)
-    operands = [tensor.double() for tensor in (value, write, read, step, mix)]
+    step, mix, drift = torch.rand(*sizes), torch.rand(*sizes), -torch.rand(3, 5).double()
     mask = torch.rand(2, 9) > 0.5
     own = here(group, 9)
-    y, state = shippo_cell(*operands, drift.double(), mask=mask, output_final_state=True)
-    cut_operands = [tensor[:, own] for tensor in operands]
-    got, got_state = shippo_cell(*cut_operands, drift.double(), mask=mask[:, own], output_final_state=True, group=group)
+
+    def call(span, mix=mix, **options):
+        named = {"value": value, "write": write, "read": read, "step": step, "mix": mix}
+        operands: dict[str, Any] = {name: tensor[:, span].double() for name, tensor in named.items()}
+        return shippo_cell(**operands, drift=drift, mask=mask[:, span], output_final_state=True, **options)
+
+    y, state = call(slice(0, 9))
+    got, got_state = call(own, group=group)
     try:
-        wrong = mix if dist.get_rank(group) else mix[:1]
-        shippo_cell(*cut_operands[:4], wrong.double()[:, own], drift.double(), group=group)
+        call(own, mix if dist.get_rank(group) else mix[:1], group=group)
     except ValueError as error:
         return worst(got, y[:, own]), worst(got_state, state), str(error)
     return "ran"
@@ -147,7 +152,8 @@ def test_the_cell(pool):
 def check_hf(group, kind):
     from shippo_ssm.models.hf import ShippoConfig, ShippoForCausalLM
 
-    config = ShippoConfig(vocab_size=17, hidden_size=8, num_hidden_layers=2, state_size=8)
+    sizes: dict[str, Any] = {"vocab_size": 17, "hidden_size": 8, "num_hidden_layers": 2, "state_size": 8}
+    config = ShippoConfig(**sizes)
     model = ShippoForCausalLM(config).double().train()
     ids = torch.randint(17, (2, 40))
     labels = torch.where(torch.rand(2, 40) > 0.2, ids, -100)

@@ -10,7 +10,7 @@ import torch.distributed as dist
 
 from shippo_ssm.scan import Recurrence, resolve_backend, transport_scan
 from tests.distributed import Pool, cut
-from tests.scan.conftest import REGIMES, TOLERANCE, make_recurrence, rms_ratio
+from tests.scan.conftest import REGIMES, TOLERANCE, make_recurrence, rms_ratio, with_state
 
 KINDS = ("equal", "empty first", "empty middle", "empty last")
 
@@ -24,12 +24,17 @@ def pool():
 
 def run_whole(recurrence, state, bounds=None, backend="auto"):
     """What one process gives, with gradients for fixed cotangents on y and on the last state."""
-    leaves = [None if tensor is None else tensor.clone().requires_grad_() for tensor in (*recurrence[:6], state)]
+    leaves = leaves_of(*recurrence[:6], state)
     cu_seqlens = None if bounds is None else torch.tensor(bounds)
-    y, last = transport_scan(
-        *leaves[:6], initial_state=leaves[6], output_final_state=True, cu_seqlens=cu_seqlens, backend=backend
+    y, last = with_state(
+        transport_scan(*leaves[:6], initial_state=leaves[6], output_final_state=True, cu_seqlens=cu_seqlens, backend=backend)
     )
     return y, last, leaves
+
+
+def leaves_of(*tensors) -> list[Any]:
+    """Copies that gradients are asked of; what is not there stays so."""
+    return [None if tensor is None else tensor.clone().requires_grad_() for tensor in tensors]
 
 
 def cotangents(y, last):
@@ -48,12 +53,10 @@ def compare(group, case, dtype, kind, bounds=None, backend="auto"):
     rank, size = dist.get_rank(group), dist.get_world_size(group)
     low, high = cut(recurrence.value.shape[1], size, kind)[rank : rank + 2]
     local = recurrence.map(lambda tensor: tensor.to(dtype)).between(low, high)
-    own = [None if tensor is None else tensor.clone().requires_grad_() for tensor in (*local[:6], state.to(dtype))]
+    own = leaves_of(*local[:6], state.to(dtype))
     cu_seqlens = None if bounds is None else torch.tensor(bounds)
-    got_y, got_last = transport_scan(
-        *own[:6], initial_state=own[6], output_final_state=True, cu_seqlens=cu_seqlens, group=group, backend=backend
-    )
-    assert got_last is not None
+    options = {"initial_state": own[6], "output_final_state": True, "cu_seqlens": cu_seqlens, "backend": backend}
+    got_y, got_last = with_state(transport_scan(*own[:6], **options, group=group))
     # The loss is the sum over the ranks: the last state is weighed on one of them alone.
     loss = (got_y * on_y[:, low:high].to(dtype)).sum() + (rank == size - 1) * (got_last * on_last.to(dtype)).sum()
     gradients = torch.autograd.grad(loss, [leaf for leaf in own if leaf is not None], materialize_grads=True)
