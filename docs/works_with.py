@@ -24,6 +24,18 @@ ROUTES: dict[str, tuple[str, ...]] = {
     "Packing": ("transformers",),
     "Trainer": ("transformers", "accelerate"),
     "PEFT": ("peft", "transformers"),
+    "torch.compile": ("torch",),
+    "torch.export": ("torch",),
+    "ONNX": ("torch", "onnx", "onnxscript", "onnxruntime"),
+    "torch.func": ("torch",),
+    "DDP": ("torch",),
+    "FSDP2": ("torch",),
+    "accelerate": ("accelerate",),
+    "Offload": ("accelerate", "transformers"),
+    "torchao": ("torchao", "transformers"),
+    "Lightning": ("lightning",),
+    "mamba_ssm's calls": ("torch",),
+    "fla's calls": ("torch",),
 }
 HEAD = """# Works with
 

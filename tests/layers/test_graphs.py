@@ -11,6 +11,7 @@ from shippo_ssm.layers import Shippo
 from shippo_ssm.scan import resolve_backend
 
 
+@pytest.mark.works_with("torch.compile")
 @pytest.mark.parametrize("right", ["split", "dense", "none"])
 def test_compile_fullgraph(right):
     layer, u = Shippo(8, d_state=8, right=right), torch.randn(2, 6, 8)
@@ -35,6 +36,7 @@ def test_compile_masked_and_step():
         assert torch.allclose(y, layer.step(u[:, 0], state)[0], atol=1e-6)
 
 
+@pytest.mark.works_with("torch.export")
 @pytest.mark.parametrize("right", ["orthogonal", "dense"])
 @pytest.mark.parametrize("gradients", [True, False])
 def test_export_with_free_batch_and_length_from_one_on(right, gradients):
@@ -48,6 +50,7 @@ def test_export_with_free_batch_and_length_from_one_on(right, gradients):
 
 
 # Torch warns of its own walk over trees.
+@pytest.mark.works_with("ONNX")
 @pytest.mark.filterwarnings("ignore::FutureWarning")
 def test_onnx_with_free_batch_and_length():
     runtime = pytest.importorskip("onnxruntime")

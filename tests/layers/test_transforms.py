@@ -22,6 +22,7 @@ def problem(tools, right, **options):
     return layer, {name: parameter.detach() for name, parameter in layer.named_parameters()}, u, loss
 
 
+@pytest.mark.works_with("torch.func")
 @pytest.mark.parametrize("right", RIGHTS)
 def test_every_parameter_has_the_same_derivative_both_ways(tools, right):
     """jvp by each parameter alone, and grad, equal backward mode with the compiled kernels."""
@@ -35,6 +36,7 @@ def test_every_parameter_has_the_same_derivative_both_ways(tools, right):
         torch.testing.assert_close(slope, (tangent * want[name]).sum(), rtol=1e-8, atol=1e-9)
 
 
+@pytest.mark.works_with("torch.func")
 @pytest.mark.parametrize("right", ["orthogonal", "dense"])
 def test_gradients_per_example_jacobians_and_hessians(tools, right):
     layer, parameters, u, loss = problem(tools, right)

@@ -59,6 +59,7 @@ def mamba_stack() -> tuple[Any, Any]:
     return layers, run
 
 
+@pytest.mark.works_with("mamba_ssm's calls")
 @pytest.mark.parametrize("allocated", [False, True])
 def test_a_mamba_stack_decodes_from_its_cache(allocated):
     """Prefill, then one token after another: the whole sequence, with caches made before or on the way."""
@@ -147,6 +148,7 @@ class FlaBlock(nn.Module):
         return hidden_states + self.mlp(self.mlp_norm(hidden_states)), attentions, past_key_values
 
 
+@pytest.mark.works_with("fla's calls")
 @pytest.mark.parametrize("options", [{}, {"controller_conv": 3}])
 def test_an_fla_stack_decodes_padded_and_packed(options):
     """A left-padded batch by prefill and steps on their cache, rows picked for beams, and the same rows packed."""

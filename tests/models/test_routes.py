@@ -36,10 +36,12 @@ def two_processes(tmp_path_factory) -> list[dict[str, Any]]:
     return [json.loads((folder / f"{rank}.json").read_text()) for rank in range(2)]
 
 
+@pytest.mark.works_with("DDP")
 def test_two_processes_have_the_gradients_of_one(two_processes):
     assert all(rank["DDP"] < 1e-6 for rank in two_processes)
 
 
+@pytest.mark.works_with("FSDP2")
 def test_sharded_blocks_have_the_gradients_of_whole_ones_and_decode(two_processes):
     for rank in two_processes:
         assert rank["split"]
@@ -48,6 +50,7 @@ def test_sharded_blocks_have_the_gradients_of_whole_ones_and_decode(two_processe
         assert rank["decoding"] < 1e-6
 
 
+@pytest.mark.works_with("Offload")
 @pytest.mark.parametrize("place", ["cpu", "disk"])
 def test_offloaded_weights_give_the_same_text(place, tmp_path):
     accelerate = pytest.importorskip("accelerate")
@@ -63,6 +66,7 @@ def test_offloaded_weights_give_the_same_text(place, tmp_path):
     assert torch.equal(generated(model, ids), text)
 
 
+@pytest.mark.works_with("torchao")
 def test_int8_weights_stay_close_and_decode():
     quantization = pytest.importorskip("torchao.quantization")
     model, ids = make_model(hidden_size=32), torch.randint(1, 23, (2, 5))
@@ -95,6 +99,7 @@ def training() -> tuple[ShippoBackbone, DataLoader, list[torch.Tensor]]:
 
 
 # Lightning's own: deprecated calls of torch, and advice on workers.
+@pytest.mark.works_with("Lightning")
 @pytest.mark.filterwarnings("ignore")
 def test_a_lightning_trainer_trains_as_by_hand(tmp_path):
     lightning = pytest.importorskip("lightning")
@@ -119,6 +124,7 @@ def test_a_lightning_trainer_trains_as_by_hand(tmp_path):
         torch.testing.assert_close(got.detach(), parameter)
 
 
+@pytest.mark.works_with("accelerate")
 def test_an_accelerator_trains_as_by_hand_and_restores(tmp_path):
     accelerate = pytest.importorskip("accelerate")
     model, loader, want = training()
@@ -138,22 +144,26 @@ def test_an_accelerator_trains_as_by_hand_and_restores(tmp_path):
 
 
 # Torch warns of its own walk over trees.
-@pytest.mark.filterwarnings("ignore::FutureWarning")
+@pytest.mark.works_with("ONNX")
+@pytest.mark.filterwarnings("ignore")
 def test_a_language_model_of_any_length_and_padding_in_onnxruntime():
     runtime = pytest.importorskip("onnxruntime")
     pytest.importorskip("onnxscript")
     model = make_model(num_hidden_layers=1)
+
+    class Logits(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.model = model
+
+        def forward(self, input_ids, attention_mask):
+            return self.model(input_ids, attention_mask=attention_mask, use_cache=False).logits
+
     ids = torch.randint(1, 23, (2, 5))
     free = {0: torch.export.Dim("batch"), 1: torch.export.Dim("length")}
+    options: dict[str, Any] = {"dynamic_shapes": (free, free), "opset_version": 18, "dynamo": True, "verbose": False}
     with torch.no_grad():
-        program = torch.onnx.export(
-            model,
-            kwargs={"input_ids": ids, "attention_mask": torch.ones_like(ids), "use_cache": False, "return_dict": False},
-            dynamic_shapes={"input_ids": free, "attention_mask": free, "use_cache": None, "return_dict": None},
-            opset_version=18,
-            dynamo=True,
-            verbose=False,
-        )
+        program = torch.onnx.export(Logits().eval(), (ids, torch.ones_like(ids)), **options)
         assert program is not None
         session = runtime.InferenceSession(program.model_proto.SerializeToString())
         for length in (1, 2, 9):
