@@ -394,7 +394,7 @@ class ShippoModel(ShippoPreTrainedModel):
         length, record = u.shape[1], bool(caches) and caches[0].record_past
         first = max(0, length - NUM_RECORDED) if record and segment.cu_seqlens is None else length
         # Padding is known to the scan alone, so that padded positions are recorded one by one.
-        cuts = [0, first, length] if segment.whole else [0, *range(first, length + 1)]
+        cuts = [0, first, length] if segment.whole or not record else [0, *range(first, length + 1)]
         parts = [(start, stop) for start, stop in itertools.pairwise(cuts) if start != stop]
         if hidden and len(parts) > 1:
             raise ValueError(
