@@ -26,6 +26,7 @@ ROUTES: dict[str, tuple[str, ...]] = {
     "PEFT": ("peft", "transformers"),
     "torch.compile": ("torch",),
     "torch.export": ("torch",),
+    "AOTInductor": ("torch",),
     "ONNX": ("torch", "onnx", "onnxscript", "onnxruntime"),
     "torch.func": ("torch",),
     "DDP": ("torch",),

@@ -49,6 +49,32 @@ def test_export_with_free_batch_and_length_from_one_on(right, gradients):
         assert torch.allclose(program.module()(u), layer(u), atol=1e-6)
 
 
+# What inductor says of itself is not ours.
+@pytest.mark.works_with("torch.compile")
+@pytest.mark.filterwarnings("ignore")
+def test_inductor_gives_the_outputs_and_gradients_of_eager_mode():
+    layer, u = Shippo(8, d_state=4), torch.randn(2, 6, 8)
+    y = torch.compile(layer, fullgraph=True)(u)
+    torch.testing.assert_close(y, layer(u), rtol=1e-4, atol=1e-6)
+    got, want = (torch.autograd.grad(out.square().sum(), list(layer.parameters())) for out in (y, layer(u)))
+    for a, b in zip(got, want, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-3, atol=1e-5)
+
+
+@pytest.mark.works_with("AOTInductor")
+@pytest.mark.filterwarnings("ignore")
+def test_a_compiled_package_takes_any_batch_and_length(tmp_path):
+    layer = Shippo(8, d_state=4).eval()
+    sizes = {"u": {0: torch.export.Dim("B", max=64), 1: torch.export.Dim("T", max=512)}}
+    with torch.no_grad():
+        program = torch.export.export(layer, (torch.randn(2, 6, 8),), dynamic_shapes=sizes)
+        path = torch._inductor.aoti_compile_and_package(program, package_path=str(tmp_path / "layer.pt2"))
+        package = torch._inductor.aoti_load_package(path)
+        for length in (1, 6, 20):
+            u = torch.randn(3, length, 8)
+            torch.testing.assert_close(package(u), layer(u), rtol=1e-4, atol=1e-6)
+
+
 # Torch warns of its own walk over trees.
 @pytest.mark.works_with("ONNX")
 @pytest.mark.filterwarnings("ignore::FutureWarning")

@@ -373,7 +373,7 @@ class Orthogonal(Factored, Exponential):
         if kernel == "torch":
             return rotation(coords, step, self.width)
         shape = torch.broadcast_shapes(coords.shape[:-1], step.shape)
-        return rotation_op(coords.expand(*shape, -1), step.to(coords.dtype).expand(shape), self.width, [], kernel)
+        return rotation_op(coords.expand(*shape, -1), step.to(coords.dtype).expand(shape), self.width, self.sizes, kernel)
 
     def inverse(self, coords: Tensor, step: Tensor | float) -> Tensor:
         """R^{-1}, the rotation by the opposite angles."""
