@@ -16,6 +16,7 @@ from typing import Literal
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.distributed import ProcessGroup
 
 from shippo_ssm.actions import get_family
 from shippo_ssm.experiments.mqar.recall import RecallConfig
@@ -104,8 +105,16 @@ class RotationMemory(Mixer[Tensor]):
         kind, operation = tokens[..., 0], tokens[..., 2]
         return torch.where(kind == OP, operation, torch.where(kind == BIND, self.num_operations, self.num_operations + 1))
 
-    def check(self, u: Tensor, attention_mask: Tensor | None = None, cu_seqlens: Tensor | None = None) -> Segment:
+    def check(
+        self,
+        u: Tensor,
+        attention_mask: Tensor | None = None,
+        cu_seqlens: Tensor | None = None,
+        group: ProcessGroup | None = None,
+    ) -> Segment:
         """Tokens are numbers, not vectors; whether there is a mask is all that `forward` asks."""
+        if group is not None:
+            raise ValueError("RotationMemory: `group` is a process group; expected None; this memory runs in one process")
         if u.ndim != 3 or u.shape[-1] != self.d_model or u.is_floating_point():
             raise ValueError(f"RotationMemory: `u` is {u.dtype} {tuple(u.shape)}; expected integers [B, T, {self.d_model}]")
         return Segment(attention_mask, cu_seqlens)
