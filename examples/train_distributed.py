@@ -24,6 +24,7 @@ import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
+from torch.distributed.rendezvous import rendezvous
 from torch.nn.functional import cross_entropy
 
 from shippo_ssm.layers import weight_decay_groups
@@ -140,7 +141,11 @@ def main() -> None:
     warnings.filterwarnings("ignore", message="FSDP2-wrapped module")
     options.out.mkdir(parents=True, exist_ok=True)
     if "RANK" in os.environ:
-        dist.init_process_group("gloo")
+        # torchrun keeps one store over its restarts: under a name of its own, a new start does not find the addresses of the
+        # ranks before it.
+        store, rank, size = next(rendezvous("env://"))
+        attempt = dist.PrefixStore(f"start {os.environ.get('TORCHELASTIC_RESTART_COUNT', 0)}", store)
+        dist.init_process_group("gloo", store=attempt, rank=rank, world_size=size)
     else:
         # One process without torchrun: a group of one.
         dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
