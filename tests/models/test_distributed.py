@@ -69,7 +69,7 @@ def check_backbone(group):
     found = {}
     for right in RIGHTS:
         options = {"controller_conv": 3} if right == "dense" else {}
-        for length, kind in ((1, "equal"), (7, "empty middle"), (64, "empty first")):
+        for length, kind in ((1, "equal"), (7, "empty middle"), (64, "empty first"), (1000, "equal"), (4097, "empty last")):
             torch.manual_seed(1)
             model = make(right, **options)
             u = torch.randn(2, length, 8, dtype=torch.float64)
@@ -93,7 +93,8 @@ def check_backbone(group):
                 y, state = model(u[:, own], state, group=group, output_state=True)
                 return y, leaves(state)
 
-            for run in (plain, padded, packed, continued):
+            # Long parts add time, not ways to go wrong.
+            for run in (plain, packed) if length >= 1000 else (plain, padded, packed, continued):
                 found[right, length, kind, run.__name__] = differences(group, model, run, length, kind)
     return found
 
@@ -101,7 +102,7 @@ def check_backbone(group):
 @pytest.mark.parametrize("size", [2, 3, 4])
 def test_the_backbone(pool, size):
     for found in pool.run(check_backbone, size):
-        assert max(found.values()) < 1e-9, found
+        assert max(found.values()) < 1e-10, found
 
 
 def check_checkpointed(group):
