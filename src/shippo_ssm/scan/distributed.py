@@ -30,6 +30,7 @@ class Part(Together):
 
     def __init__(self, group: dist.ProcessGroup, lengths: Sequence[int]) -> None:
         self.group, self.lengths, self.rank = group, tuple(lengths), dist.get_rank(group)
+        self.is_first = self.rank == 0
 
     @property
     def total(self) -> int:

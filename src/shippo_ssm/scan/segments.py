@@ -37,6 +37,9 @@ MOST_SEGMENTS = 64
 class Together(ABC):
     """Where the segments of a sequence are. Here a process holds some of them, as S rows; in all there are K, in time order."""
 
+    is_first = False
+    """Whether only first segments are here."""
+
     @abstractmethod
     def gather(self, *tensors: Tensor) -> list[Tensor]:
         """Tensors [S, ...] of the segments held here -> [K, ...] of all of them."""
@@ -189,7 +192,11 @@ class _Join(torch.autograd.Function):
             )
         dy, dfinal = gradients
         cu_seqlens, read, step, drift, right, lefts, rights = ctx.saved_tensors
-        update = summarise_adjoint(Recurrence(read, read, read, step, drift, right), dy, cu_seqlens)
+        # Nothing stands before the first segment that would ask for its summary.
+        if ctx.together.is_first:
+            update = torch.zeros_like(dfinal)
+        else:
+            update = summarise_adjoint(Recurrence(read, read, read, step, drift, right), dy, cu_seqlens)
         updates, dfinal = ctx.together.gather_adjoint(update, dfinal)
         maps = Affine(lefts, None if rights is None else rights.mT, updates)
         # Time runs backwards for the adjoint.
