@@ -65,7 +65,8 @@ def test_half_precision_operands_are_loaded_as_they_are(interpreter, dtype, tole
 
 
 def test_operators_say_what_they_return(interpreter):
-    interpreter.ask("opcheck", T=3, seen=True, **SMALL)
+    """torch's own checks pass, or the question raises; and the interpreter is never chosen by itself."""
+    assert interpreter.ask("opcheck", T=3, seen=True, **SMALL) == {"auto": "fused"}
 
 
 def test_auto_takes_a_card_where_triton_is_there(monkeypatch):

@@ -109,9 +109,7 @@ def fit(
         session.save(_pack(model, optimiser), meta)
 
     saved = told = begun
-    for step in range(meta["step"], config.steps):
-        if "diverged_at" in meta:
-            break
+    for step in range(meta["step"], config.steps if "diverged_at" not in meta else 0):
         started = time.monotonic()
         for group in optimiser.param_groups:
             group["lr"] = config.learning_rate * rate(step)

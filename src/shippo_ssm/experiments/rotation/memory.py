@@ -114,7 +114,7 @@ class RotationMemory(Mixer[Tensor]):
     ) -> Segment:
         """Tokens are numbers, not vectors; whether there is a mask is all that `forward` asks."""
         if group is not None:
-            raise ValueError("RotationMemory: `group` is a process group; expected None; this memory runs in one process")
+            return super().check(u, attention_mask, cu_seqlens, group)
         if u.ndim != 3 or u.shape[-1] != self.d_model or u.is_floating_point():
             raise ValueError(f"RotationMemory: `u` is {u.dtype} {tuple(u.shape)}; expected integers [B, T, {self.d_model}]")
         return Segment(attention_mask, cu_seqlens)
