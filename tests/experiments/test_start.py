@@ -9,7 +9,8 @@ import pytest
 import torch
 
 from shippo_ssm.experiments.start import claim as start
-from shippo_ssm.experiments.start.probes import PROBES, TURN_STAGES, WORD_STAGES, rate, stage
+from shippo_ssm.experiments.start.probes import PROBES, TURN_STAGES
+from shippo_ssm.experiments.tracking.training import held_rate, stage, word_stages
 from shippo_ssm.lab.experiment import FinishedRow, Result, Session
 
 SHORT = dataclasses.replace(start.SMOKE, name="new", budget={"words": 3, "text": 2}, steps=5)
@@ -58,11 +59,11 @@ def test_rows_change_what_they_say():
 
 
 def test_stages_and_rate():
-    assert [stage(WORD_STAGES, step, 100) for step in (0, 20, 40, 99)] == [(2, 3), (2, 6), (2, 16), (8, 16)]
+    assert [stage(word_stages(16), step, 100) for step in (0, 20, 40, 99)] == [(2, 3), (2, 6), (2, 16), (8, 16)]
     assert stage(TURN_STAGES, 99, 100) == (24, 3)
-    assert rate(0, 1000, 0.3) == pytest.approx(1 / 50)
-    assert rate(200, 1000, 0.3) == 1.0
-    assert rate(999, 1000, 0.3) == pytest.approx(0.0, abs=1e-5)
+    assert held_rate(1000)(0) == pytest.approx(1 / 50)
+    assert held_rate(1000)(200) == 1.0
+    assert held_rate(1000)(999) == pytest.approx(0.0, abs=1e-5)
 
 
 def test_verdicts_can_fail():

@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from shippo_ssm.layers import Block, Mixer, Segment, Shippo, ShippoBackbone, ShippoSpec, identity_right, lift
-from shippo_ssm.models import CausalAttention, FreeMixer, GRUMixer, transformer_block
+from shippo_ssm.models import CausalAttention, FreeMixer, GRUMixer, LSTMMixer, transformer_block
 
 WIDTH = 8
 MIXERS = {
@@ -13,6 +13,7 @@ MIXERS = {
     "plain": lambda: Shippo(WIDTH, d_state=4, right="none"),
     "lift": lambda: lift("legs", "dense", d_model=WIDTH, d_state=4),
     "gru": lambda: GRUMixer(WIDTH),
+    "lstm": lambda: LSTMMixer(WIDTH),
     "attention": lambda: CausalAttention(WIDTH, 2),
     "free": lambda: FreeMixer(WIDTH, ShippoSpec(d_state=4)),
     "transformer block": lambda: transformer_block(WIDTH, 2),
@@ -26,7 +27,7 @@ def test_contract(tools, name):
     tools.check_mixer(MIXERS[name]().double())
 
 
-@pytest.mark.parametrize("name", ["gru", "attention", "transformer block"])
+@pytest.mark.parametrize("name", ["gru", "lstm", "attention", "transformer block"])
 def test_layers_without_gaps_refuse_them(name):
     layer = MIXERS[name]()
     with pytest.raises(ValueError, match="`attention_mask` or `cu_seqlens` came; expected `None`"):

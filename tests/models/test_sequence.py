@@ -20,7 +20,7 @@ from shippo_ssm.models import (
     save_checkpoint,
 )
 
-MIXERS = ("split", "dense", "none", "free", "gru", "transformer")
+MIXERS = ("split", "dense", "none", "free", "gru", "lstm", "transformer")
 SMALL = SequenceConfig(d_model=16, n_layers=2, d_state=8, vocab_size=11)
 
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from shippo_ssm.collapse.audit import ActionRow, collapse_of_model
+from shippo_ssm.collapse.audit import ActionRow, collapse_of_model, realised_actions
 from shippo_ssm.collapse.banks import Banks, bank
 from shippo_ssm.collapse.reduction import Reduction, collapse
 
-__all__ = ["ActionRow", "Banks", "Reduction", "bank", "collapse", "collapse_of_model"]
+__all__ = ["ActionRow", "Banks", "Reduction", "bank", "collapse", "collapse_of_model", "realised_actions"]

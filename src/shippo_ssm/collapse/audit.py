@@ -91,24 +91,12 @@ def run_once(model: nn.Module, inputs: Any) -> None:
         model(inputs)
 
 
-def collapse_of_model(model: nn.Module, inputs: Any, *, tol: float | None = None) -> list[ActionRow]:
-    """Whether the right actions of a trained layer or model couple channels, per layer and group.
+def realised_actions(model: nn.Module, inputs: Any) -> dict[str, Tensor]:
+    """The right actions R [B T, G, P, P] of every mixer that has them, in the order in which the mixers first run.
 
     Args:
-        model: a module that is, or contains, mixers with right actions.
-        inputs: what the model is called with: a tensor, a sequence of positional or a mapping of keyword arguments.
-        tol: noise in the actions relative to their norm, as in `collapse`.
-
-    Returns:
-        One row per layer and group, in the order in which the layers first run.
-
-    Example:
-        >>> import torch
-        >>> from shippo_ssm import Shippo
-        >>> from shippo_ssm.collapse import collapse_of_model
-        >>> layer = Shippo(8, d_state=4, dt_min=1.0, dt_max=1.0)
-        >>> collapse_of_model(layer, torch.randn(2, 8, 8))[0].status
-        'irreducible'
+        model: a module that is, or contains, mixers; it runs once, in evaluation mode, without gradients.
+        inputs: what the model is called with, as in `collapse_of_model`.
     """
     watched = {name or type(model).__name__: module for name, module in model.named_modules() if isinstance(module, Mixer)}
     found: dict[str, list[Tensor]] = defaultdict(list)
@@ -132,13 +120,32 @@ def collapse_of_model(model: nn.Module, inputs: Any, *, tol: float | None = None
             handle.remove()
         for module, mode in training.items():
             module.training = mode
+    return {name: torch.cat(parts) for name, parts in found.items()}
+
+
+def collapse_of_model(model: nn.Module, inputs: Any, *, tol: float | None = None) -> list[ActionRow]:
+    """Whether the right actions of a trained layer or model couple channels, per layer and group.
+
+    Args:
+        model: a module that is, or contains, mixers with right actions.
+        inputs: what the model is called with: a tensor, a sequence of positional or a mapping of keyword arguments.
+        tol: noise in the actions relative to their norm, as in `collapse`.
+
+    Returns:
+        One row per layer and group, in the order in which the layers first run.
+
+    Example:
+        >>> import torch
+        >>> from shippo_ssm import Shippo
+        >>> from shippo_ssm.collapse import collapse_of_model
+        >>> layer = Shippo(8, d_state=4, dt_min=1.0, dt_max=1.0)
+        >>> collapse_of_model(layer, torch.randn(2, 8, 8))[0].status
+        'irreducible'
+    """
+    found = realised_actions(model, inputs)
     if not found:
         raise ValueError(
             f"collapse_of_model: `model` is a {type(model).__name__} without right actions; expected a layer that has them, or "
             "a model made of such layers; give a Shippo layer with a right action"
         )
-    return [
-        audit(name, group, actions, tol)
-        for name, parts in found.items()
-        for group, actions in enumerate(torch.cat(parts).unbind(1))
-    ]
+    return [audit(name, group, own, tol) for name, actions in found.items() for group, own in enumerate(actions.unbind(1))]

@@ -21,6 +21,8 @@ _MODULES = {
     "suffix": "suffix",
     "rotation": "rotation.claim",
     "start": "start.claim",
+    "words": "tracking.words",
+    "languages": "tracking.languages",
 }
 
 

@@ -5,18 +5,20 @@ learning curve; `scores` what is measured at the end, part by part. One checkpoi
 continue: parameters, AdamW moments, the step, the curves, and the scores that are there already. A run that was killed repeats
 the steps since its last checkpoint and ends with the same numbers. A loss or a gradient that is not finite ends the training of
 a run, not the run: the parameters stay as they were before that step, are scored, and `notes["diverged_at"]` names the step.
+`fit_each` trains several small models one after another, each with a checkpoint of its own, as one unit of an experiment.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
-from shippo_ssm.lab.experiment import Session, TrainConfig
+from shippo_ssm.lab.experiment import Progress, RowResult, Session, TrainConfig
 from shippo_ssm.lab.precision import Precision, products_in, resolve_precision
 from shippo_ssm.layers import weight_decay_groups
 
@@ -155,6 +157,63 @@ def fit(
     if "diverged_at" in meta:
         notes["diverged_at"] = meta["diverged_at"]
     return Fitted(meta["curves"], meta["scores"], notes)
+
+
+class Trainee(NamedTuple):
+    """A model with what its training asks for, one of several that make a row."""
+
+    model: nn.Module
+    loss_at: Callable[[int], tuple[Tensor, int]]
+    """step -> (what is minimised, tokens in it)."""
+    score: Callable[[], dict[str, float]]
+    rate: Callable[[int], float] = lambda step: 1.0
+    """step -> factor of the learning rate."""
+
+
+def fit_each(
+    config: TrainConfig, seed: int, session: Session, budget: dict[str, int], make: Callable[[str, int], Trainee]
+) -> RowResult:
+    """Train a model per name, one after another, and join their scores; one seed.
+
+    Args:
+        config: its `steps` are those of all models together.
+        seed: every model starts from it.
+        budget: name -> training steps.
+        make: (name, steps) -> a model with its loss and its scores.
+    """
+    metrics: dict[str, list[float]] = {}
+    notes: dict[str, Any] = {}
+    places: list[str] = []
+    files = {} if session.checkpoint is None else {n: session.checkpoint.with_suffix(f".{n}.safetensors") for n in budget}
+    before = 0
+    for name, steps in budget.items():
+        with torch.random.fork_rng():
+            torch.manual_seed(seed)
+            trainee = make(name, steps)
+
+        def notify(progress: Progress, before: int = before) -> None:
+            session.report(min(config.steps, before + progress.step), config.steps, **progress.metrics)
+
+        fitted = fit(
+            trainee.model,
+            replace(config, steps=steps, eval_every=steps),
+            Session(session.unit, files.get(name), notify),
+            loss_at=trainee.loss_at,
+            evaluate=dict,
+            scores=(Score(name, 1.0, lambda report, trainee=trainee: trainee.score()),),
+            score_steps=1,
+            rate=trainee.rate,
+        )
+        metrics |= {key: [number] for key, number in fitted.scores[name].items()}
+        notes[f"{name}_seconds"] = fitted.notes["train_seconds"]
+        if "diverged_at" in fitted.notes:
+            places.append(f"{name}, {fitted.notes['diverged_at']}")
+        before += steps
+    for file in files.values():
+        file.unlink(missing_ok=True)
+    if places:
+        notes["diverged_at"] = " and ".join(places)
+    return RowResult(metrics=metrics, notes=notes)
 
 
 MOMENTS = ("exp_avg", "exp_avg_sq")

@@ -9,7 +9,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 from shippo_ssm.models.adapters import FlaShippo, MambaShippo
-from shippo_ssm.models.baselines import AttentionCache, CausalAttention, FreeMixer, GRUMixer, transformer_block
+from shippo_ssm.models.baselines import AttentionCache, CausalAttention, FreeMixer, GRUMixer, LSTMMixer, transformer_block
 from shippo_ssm.models.checkpoint import load_checkpoint, read_checkpoint, save_checkpoint
 from shippo_ssm.models.decoding import PrefixCache, Verdict, speculate, verify
 from shippo_ssm.models.parameters import count_parameters
@@ -28,6 +28,7 @@ __all__ = [
     "FreeMixer",
     "GRUMixer",
     "Heads",
+    "LSTMMixer",
     "MambaShippo",
     "PrefixCache",
     "SequenceConfig",

@@ -1,4 +1,4 @@
-"""Mixers to compare with: a GRU, causal attention, and a static encoder and decoder around a layer without right action."""
+"""Mixers to compare with: GRU, LSTM, causal attention, and a static encoder and decoder around a layer without right action."""
 
 from __future__ import annotations
 
@@ -34,6 +34,31 @@ class GRUMixer(Mixer[Tensor]):
 
     def init_state(self, batch_size: int) -> Tensor:
         return next(self.gru.parameters()).new_zeros(batch_size, self.d_model)
+
+
+class LSTMMixer(Mixer[tuple[Tensor, Tensor]]):
+    """One `nn.LSTM` layer of width d_model; its state is the hidden vector and the cell, [B, d_model] each.
+
+    Example:
+        >>> import torch
+        >>> from shippo_ssm.models import LSTMMixer
+        >>> LSTMMixer(8)(torch.randn(2, 5, 8)).shape
+        torch.Size([2, 5, 8])
+    """
+
+    takes_gaps = False
+
+    def __init__(self, d_model: int) -> None:
+        super().__init__(d_model)
+        self.lstm = nn.LSTM(d_model, d_model, batch_first=True)
+
+    def run(self, u: Tensor, state: tuple[Tensor, Tensor] | None, segment: Segment) -> tuple[Tensor, tuple[Tensor, Tensor]]:
+        y, (hidden, cell) = self.lstm(u, None if state is None else (state[0].unsqueeze(0), state[1].unsqueeze(0)))
+        return y, (hidden.squeeze(0), cell.squeeze(0))
+
+    def init_state(self, batch_size: int) -> tuple[Tensor, Tensor]:
+        zeros = next(self.lstm.parameters()).new_zeros(batch_size, self.d_model)
+        return zeros, zeros
 
 
 class FreeMixer(Mixer[ShippoState]):

@@ -19,9 +19,9 @@ from shippo_ssm.actions.families import FAMILIES
 from shippo_ssm.layers import Block, Shippo, ShippoSpec, Stack
 from shippo_ssm.layers.decode import RMSNorm
 from shippo_ssm.layers.mixer import OWNED, WHOLE, Segment, check_segment
-from shippo_ssm.models.baselines import FreeMixer, GRUMixer, transformer_block
+from shippo_ssm.models.baselines import FreeMixer, GRUMixer, LSTMMixer, transformer_block
 
-MIXERS = ("shippo", "free", "gru", "transformer")
+MIXERS = ("shippo", "free", "gru", "lstm", "transformer")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -29,8 +29,8 @@ class SequenceConfig(ShippoSpec):
     """The geometry of a `SequenceModel`: the options of its layers, and what stands around them."""
 
     mixer: str = "shippo"
-    """"shippo", "free" (no right action, inside a static encoder and decoder), "gru" or "transformer"; the word of a right
-    action, such as "dense", is short for "shippo" with that `right`."""
+    """"shippo", "free" (no right action, inside a static encoder and decoder), "gru", "lstm" or "transformer"; the word of a
+    right action, such as "dense", is short for "shippo" with that `right`."""
     d_model: int = 128
     n_layers: int = 4
     n_heads: int = 4
@@ -202,6 +202,8 @@ class SequenceModel(nn.Module):
             return transformer_block(config.d_model, config.n_heads, config.norm_eps)
         if config.mixer == "gru":
             mixer = GRUMixer(config.d_model)
+        elif config.mixer == "lstm":
+            mixer = LSTMMixer(config.d_model)
         elif config.mixer == "free":
             mixer = FreeMixer(config.d_model, config.spec, index)
         else:

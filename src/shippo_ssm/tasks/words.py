@@ -161,6 +161,23 @@ class Group:
         assert abs(sum(squares) - self.order) < 1e-3
         return found
 
+    @cached_property
+    def classes(self) -> tuple[np.ndarray, ...]:
+        """Conjugacy classes, each the numbers of its elements, in the order of their first element."""
+        conjugates = self.table[self.table, self.inverses[:, None]]
+        return tuple(np.array(own) for own in sorted({tuple(np.unique(column).tolist()) for column in conjugates.T}))
+
+    @cached_property
+    def characters(self) -> np.ndarray:
+        """[irreps, classes]: the trace of each irreducible real representation on each class.
+
+        Example, the golden ratio among the rotations of an icosahedron:
+            >>> named_group("A5").characters.round(3).tolist()[1]
+            [3.0, 0.0, -1.0, 1.618, -0.618]
+        """
+        firsts = [own[0] for own in self.classes]
+        return np.stack([np.trace(irrep[firsts], axis1=1, axis2=2) for irrep in self.irreps])
+
     def faithful(self, connected: bool = True) -> Representation:
         """The smallest real representation in which different elements have different matrices.
 

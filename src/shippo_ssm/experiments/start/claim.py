@@ -15,14 +15,11 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-import torch
-
-from shippo_ssm.experiments.start.probes import PROBES, rate
+from shippo_ssm.experiments.start.probes import PROBES
 from shippo_ssm.lab.experiment import (
     Column,
     Experiment,
     FinishedRow,
-    Progress,
     Result,
     RowResult,
     Session,
@@ -30,7 +27,7 @@ from shippo_ssm.lab.experiment import (
     Verdict,
     by_row,
 )
-from shippo_ssm.lab.training import Score, fit
+from shippo_ssm.lab.training import Trainee, fit_each
 from shippo_ssm.layers import PAPER_START
 
 BUDGET = {"recall": 300, "turns": 200, "words": 500, "text": 100}
@@ -108,46 +105,12 @@ def smoke() -> tuple[StartConfig, ...]:
 def train(config: StartConfig, seeds: tuple[int, ...], session: Session) -> RowResult:
     """Train a model per probe, one after another; one seed."""
     (seed,) = seeds
-    metrics: dict[str, list[float]] = {}
-    notes: dict[str, Any] = {}
-    places: list[str] = []
-    before = 0
-    for probe, steps in config.budget.items():
-        with torch.random.fork_rng():
-            torch.manual_seed(seed)
-            lengths = config.word_lengths if probe == "words" else config.turn_lengths
-            trainee = PROBES[probe](config.layer, seed, steps, lengths)
-        # Each probe has a checkpoint of its own; a unit counts the steps of all of them.
-        place = None if session.checkpoint is None else session.checkpoint.with_suffix(f".{probe}.safetensors")
-        own = Session(session.unit, place, _counter(session, before, config.steps))
-        fitted = fit(
-            trainee.model,
-            replace(config, steps=steps, eval_every=steps),
-            own,
-            loss_at=trainee.loss_at,
-            evaluate=dict,
-            scores=(Score(probe, 1.0, lambda report, trainee=trainee: trainee.score()),),
-            score_steps=1,
-            rate=lambda step, steps=steps, hold=trainee.hold: rate(step, steps, hold),
-        )
-        metrics |= {name: [number] for name, number in fitted.scores[probe].items()}
-        notes[f"{probe}_seconds"] = fitted.notes["train_seconds"]
-        if "diverged_at" in fitted.notes:
-            places.append(f"{probe}, {fitted.notes['diverged_at']}")
-        before += steps
-    if session.checkpoint is not None:
-        for probe in config.budget:
-            session.checkpoint.with_suffix(f".{probe}.safetensors").unlink(missing_ok=True)
-    if places:
-        notes["diverged_at"] = " and ".join(places)
-    return RowResult(metrics=metrics, notes=notes)
 
+    def make(probe: str, steps: int) -> Trainee:
+        lengths = config.word_lengths if probe == "words" else config.turn_lengths
+        return PROBES[probe](config.layer, seed, steps, lengths)
 
-def _counter(session: Session, before: int, total: int) -> Any:
-    def notify(progress: Progress) -> None:
-        session.report(min(total, before + progress.step), total, **progress.metrics)
-
-    return notify
+    return fit_each(config, seed, session, config.budget, make)
 
 
 @by_row

@@ -12,14 +12,15 @@ Training is the same for all: AdamW at 3e-3 without weight decay, warm-up, a con
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from shippo_ssm.experiments.tracking.training import held_rate, stage, word_loss
+from shippo_ssm.lab.training import Trainee
 from shippo_ssm.models import SequenceConfig, SequenceModel
 from shippo_ssm.tasks.mqar import MODULUS, WIDTH, TransportMQAR
 from shippo_ssm.tasks.recall import MQAR
@@ -27,39 +28,11 @@ from shippo_ssm.tasks.streams import NO_TARGET
 from shippo_ssm.tasks.text import TextTask
 from shippo_ssm.tasks.words import WordTask
 
-WARM_UP = 50
 # Keys of the quarter turns.
 NUM_KEYS = 256
-# (until this fraction of the steps, shortest and longest word), and tokens of a step whatever the length.
-WORD_STAGES = ((0.2, 2, 3), (0.4, 2, 6), (0.7, 2, 16), (1.0, 8, 16))
-WORD_TOKENS = 512
-# Exact answers of words are soon certain; a smoothed target goes on asking for exact logits, and so for exact products.
-WORD_SMOOTHING = 0.1
 # (until this fraction of the steps, events, active keys).
 TURN_STAGES = ((0.15, 8, 1), (0.3, 12, 2), (1.0, 24, 3))
 TURN_BATCH = 64
-
-
-class Trainee(NamedTuple):
-    """A model with what its training asks for."""
-
-    model: nn.Module
-    loss_at: Callable[[int], tuple[Tensor, int]]
-    """step -> (what is minimised, tokens in it)."""
-    score: Callable[[], dict[str, float]]
-    hold: float = 0.3
-    """Fraction of the steps at the full rate, before the cosine."""
-
-
-def rate(step: int, steps: int, hold: float) -> float:
-    """Warm-up, one until the fraction `hold` of the steps, then a cosine to zero."""
-    late = max(0.0, ((step + 1) / steps - hold) / (1 - hold))
-    return min(1.0, (step + 1) / min(WARM_UP, max(1, steps // 10))) * 0.5 * (1 + math.cos(math.pi * late))
-
-
-def stage(stages: tuple[tuple[float, int, int], ...], step: int, steps: int) -> tuple[int, int]:
-    """The two numbers of the stage that a step belongs to."""
-    return next((first, second) for until, first, second in stages if step < until * steps)
 
 
 def recall(layer: dict[str, Any], seed: int, steps: int, lengths: tuple[int, ...]) -> Trainee:
@@ -71,28 +44,18 @@ def recall(layer: dict[str, Any], seed: int, steps: int, lengths: tuple[int, ...
         tokens, target = task.batch(range(32 * step, 32 * step + 32))
         return F.cross_entropy(model(tokens).flatten(0, 1), target.flatten(), ignore_index=NO_TARGET), tokens.numel()
 
-    return Trainee(model, loss_at, lambda: {"recall": task.evaluate(model, 256, 64).accuracy})
+    return Trainee(model, loss_at, lambda: {"recall": task.evaluate(model, 256, 64).accuracy}, held_rate(steps))
 
 
 def words(layer: dict[str, Any], seed: int, steps: int, lengths: tuple[int, ...]) -> Trainee:
     """Products of elements of A5, asked for at every position."""
     task = WordTask(group="A5", length=16, seed=seed)
     model = SequenceModel(SequenceConfig(d_model=64, n_layers=1, vocab_size=task.vocab_size, **layer))
-    draw = torch.Generator().manual_seed(seed)
-    drawn = torch.rand(steps, generator=draw).tolist()
-
-    def loss_at(step: int) -> tuple[Tensor, int]:
-        low, high = stage(WORD_STAGES, step, steps)
-        length = low + int(drawn[step] * (high - low + 1))
-        batch = WORD_TOKENS // length
-        tokens, target = task.batch(range(batch * step, batch * step + batch), length=length)
-        logits = model(tokens).flatten(0, 1)
-        return F.cross_entropy(logits, target.flatten(), label_smoothing=WORD_SMOOTHING), tokens.numel()
 
     def score() -> dict[str, float]:
         return {f"words_{n}": task.evaluate(model, max(32, 8192 // n), 32, length=n).prefix for n in lengths}
 
-    return Trainee(model, loss_at, score)
+    return Trainee(model, word_loss(model, task, steps), score, held_rate(steps))
 
 
 def text(layer: dict[str, Any], seed: int, steps: int, lengths: tuple[int, ...]) -> Trainee:
@@ -104,7 +67,9 @@ def text(layer: dict[str, Any], seed: int, steps: int, lengths: tuple[int, ...])
         tokens, target = task.batch(range(16 * step, 16 * step + 16))
         return F.cross_entropy(model(tokens).flatten(0, 1), target.flatten()), tokens.numel()
 
-    return Trainee(model, loss_at, lambda: {"text": task.evaluate(model, 64, split="test").bits_per_character})
+    return Trainee(
+        model, loss_at, lambda: {"text": task.evaluate(model, 64, split="test").bits_per_character}, held_rate(steps)
+    )
 
 
 class TurnEmbedding(nn.Module):
@@ -160,7 +125,7 @@ def turns(layer: dict[str, Any], seed: int, steps: int, lengths: tuple[int, ...]
             found |= {f"turns_{n}": scores.exact, f"turns_coordinate_{n}": scores.coordinate}
         return found
 
-    return Trainee(model, loss_at, score, hold=0.5)
+    return Trainee(model, loss_at, score, held_rate(steps, 0.5))
 
 
 PROBES: dict[str, Callable[[dict[str, Any], int, int, tuple[int, ...]], Trainee]] = {

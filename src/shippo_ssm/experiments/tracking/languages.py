@@ -1,0 +1,111 @@
+"""Formal languages: the published suite at a small budget (SLiCE, PD-SSM).
+
+Claim. Where a letter permutes the states of a language (parity, cycle navigation), a right action is the permutation, and the
+layer goes on exactly beyond its training lengths; where letters forget (even pairs, arithmetic), the left factor or a second
+layer has to help. `task.needs` says for each language which part of the cell does the work.
+
+Protocol. That of the suite: sentences of 3 to 40 tokens in training and of 40 to 256 in the test, the answer asked at the last
+token, cross-entropy over the vocabulary. Two blocks of width 64 instead of 128, 3,000 steps of 64 sentences instead of 100,000
+of 256, and a curriculum: lengths up to 8, then up to 16, then up to 40. AdamW 3e-3 without weight decay, 3 seeds.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Any
+
+import torch.nn.functional as F
+from torch import Tensor
+
+from shippo_ssm.experiments.tracking.training import Stages, held_rate, stage
+from shippo_ssm.experiments.tracking.words import LAYERS
+from shippo_ssm.lab.experiment import Column, Experiment, FinishedRow, Result, RowResult, Session, TrainConfig, Verdict, by_row
+from shippo_ssm.lab.training import Trainee, fit_each
+from shippo_ssm.models import SequenceConfig, SequenceModel
+from shippo_ssm.tasks.languages import LanguageTask
+from shippo_ssm.tasks.streams import NO_TARGET
+
+# The four of the published average.
+LANGUAGES = ("cycle", "even-pairs", "arithmetic", "parity")
+STAGES: Stages = ((0.2, 3, 8), (0.4, 3, 16), (1.0, 3, 40))
+TEST = (40, 256)
+ROWS = ("orthogonal", "dissipative", "none", "gru", "lstm", "transformer")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LanguagesConfig(TrainConfig):
+    """A row: a layer, and the languages it is tried on, with a model for each."""
+
+    layer: dict[str, Any] = field(default_factory=dict)
+    """Fields of `SequenceConfig` that differ from their defaults."""
+    budget: dict[str, int] = field(default_factory=lambda: dict.fromkeys(LANGUAGES, 3000))
+    """Language -> training steps."""
+    eval_sentences: int = 1024
+    steps: int = 3000 * len(LANGUAGES)
+    num_seeds: int = 3
+    batch: int = 64
+    learning_rate: float = 3e-3
+    weight_decay: float = 0.0
+
+
+def rows(base: LanguagesConfig | None = None) -> tuple[LanguagesConfig, ...]:
+    """Layers with and without a right action, and others for scale."""
+    base = base or LanguagesConfig()
+    return tuple(replace(base, name=name, label=LAYERS[name][0], layer=LAYERS[name][1]) for name in ROWS)
+
+
+SMOKE = LanguagesConfig(budget=dict.fromkeys(LANGUAGES, 2), steps=2 * len(LANGUAGES), num_seeds=1, batch=4, eval_sentences=8)
+
+
+def language(config: LanguagesConfig, seed: int, name: str, steps: int) -> Trainee:
+    """A model of one language, its loss at the last token, and its accuracy on long sentences."""
+    test = LanguageTask(name=name, min_length=TEST[0], max_length=TEST[1], seed=seed)
+    geometry: dict[str, Any] = {"d_model": 64, "n_layers": 2, "vocab_size": test.vocab_size}
+    model = SequenceModel(SequenceConfig(**geometry | config.layer))
+
+    def loss_at(step: int) -> tuple[Tensor, int]:
+        low, high = stage(STAGES, step, steps)
+        task = LanguageTask(name=name, min_length=low, max_length=high, seed=seed)
+        sentences = task.batch(range(config.batch * step, config.batch * (step + 1)))
+        logits = model.head(model.features(sentences.tokens)[sentences.asked])
+        return F.cross_entropy(logits, sentences.target[sentences.asked], ignore_index=NO_TARGET), sentences.tokens.numel()
+
+    def score() -> dict[str, float]:
+        near = replace(test, min_length=STAGES[-1][1], max_length=STAGES[-1][2])
+        scores = {name: test, f"{name}_40": near}
+        return {key: task.evaluate(model, config.eval_sentences, 64).last for key, task in scores.items()}
+
+    return Trainee(model, loss_at, score, held_rate(steps))
+
+
+def train(config: LanguagesConfig, seeds: tuple[int, ...], session: Session) -> RowResult:
+    """Train a model per language, one after another; one seed."""
+    (seed,) = seeds
+    result = fit_each(config, seed, session, config.budget, partial(language, config, seed))
+    result.metrics["average"] = [sum(result.metrics[name][0] for name in config.budget) / len(config.budget)]
+    return result
+
+
+@by_row
+def judge(row: FinishedRow, result: Result) -> Verdict | None:
+    """The average of the layer as it comes."""
+    return Verdict(row.mean("average") >= 0.9, "average >= 0.9") if row.name == "orthogonal" else None
+
+
+EXPERIMENT = Experiment(
+    name="languages",
+    title="State tracking: formal languages",
+    claim="A right action is the permutation that a letter makes: it holds for sentences far longer than in training.",
+    protocol="the published suite: train on 3 to 40 tokens, test on 40 to 256, last token; two blocks of width 64, 3,000 steps",
+    tables=(),
+    wall_time="not measured yet",
+    presets={"full": rows, "smoke": partial(rows, SMOKE)},
+    train=train,
+    columns=(
+        *(Column(key=name, label=name, better="higher", format=".3f") for name in LANGUAGES),
+        Column(key="average", label="average", better="higher", format=".3f"),
+    ),
+    judge=judge,
+    stack=1,
+)
