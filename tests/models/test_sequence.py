@@ -77,13 +77,13 @@ def test_masks_go_to_shippo_mixers_only():
     ids, mask = torch.randint(0, 11, (2, 5)), torch.tensor([[0, 0, 1, 1, 1], [1, 1, 1, 1, 1]])
     model = SequenceModel(SMALL)
     assert torch.allclose(model(ids, attention_mask=mask)[0, 2:], model(ids[:1, 2:])[0], atol=1e-5)
-    for mixer in ("gru", "transformer"):
+    for mixer in ("gru", "lstm", "transformer"):
         with pytest.raises(ValueError, match="`attention_mask` or `cu_seqlens` came"):
             SequenceModel(dataclasses.replace(SMALL, mixer=mixer))(ids, attention_mask=mask)
     with pytest.raises(ValueError, match="`states` has 1 entries"):
         model(ids, model.init_state(2)[:1])
-    with pytest.raises(ValueError, match="`mixer` is 'lstm'"):
-        SequenceConfig(mixer="lstm")
+    with pytest.raises(ValueError, match="`mixer` is 'rnn'"):
+        SequenceConfig(mixer="rnn")
 
 
 def test_checkpoints_round_trip(tmp_path):
