@@ -12,6 +12,8 @@ setup: $(STAMP)
 $(STAMP): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	# For its recordings alone: what it depends on for its own windows is left out.
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt --no-deps scikit-kinematics
 	$(BIN)/python tests/models/transformers_tests.py || echo "Transformers' common tests could not be had; they will be skipped"
 	@touch $(STAMP)
 

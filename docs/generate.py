@@ -5,6 +5,7 @@ from pathlib import Path
 import architecture
 import gpu
 import larger
+import turning
 import works_with
 
 from shippo_ssm.experiments import all_experiments
@@ -17,3 +18,4 @@ if __name__ == "__main__":
     works_with.write(root)
     gpu.write(root)
     larger.write(root)
+    turning.write(root)

@@ -27,7 +27,7 @@ def run(name: str, arguments: list[str], monkeypatch):
 
 
 def test_every_example_is_tested():
-    names = ["lift_legs", "mqar_your_model", "stream", "train_characters", "train_distributed"]
+    names = ["body_frame", "lift_legs", "mqar_your_model", "stream", "train_characters", "train_distributed"]
     assert [path.stem for path in EXAMPLES] == names
 
 
