@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from shippo_ssm.experiments.tracking import languages, learned, words
+from shippo_ssm.experiments.tracking import languages, learned, recall, words
 from shippo_ssm.experiments.tracking.training import drawn_length, word_loss, word_stages
 from shippo_ssm.lab.experiment import FinishedRow, Result, Session
 from shippo_ssm.tasks.words import WordTask, named_group
@@ -64,6 +64,13 @@ def test_languages_train_and_score():
     config = dataclasses.replace(languages.rows(languages.SMOKE)[0], layer={"d_state": 4, "d_model": 16})
     result = languages.train(config, (0,), Session())
     assert result.metrics["average"][0] == pytest.approx(np.mean([result.metrics[name][0] for name in languages.LANGUAGES]))
+
+
+def test_plain_recall_trains_and_scores():
+    config = dataclasses.replace(recall.rows(recall.SMOKE)[0], layer={"d_state": 4, "d_model": 16})
+    result = recall.train(config, (0,), Session())
+    assert set(result.metrics) == {column.key for column in recall.EXPERIMENT.columns}
+    assert all(numbers[0] < 0.2 for numbers in result.metrics.values())
 
 
 def test_verdicts_can_fail():

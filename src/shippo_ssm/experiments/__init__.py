@@ -23,6 +23,7 @@ _MODULES = {
     "start": "start.claim",
     "words": "tracking.words",
     "languages": "tracking.languages",
+    "mqar-plain": "tracking.recall",
 }
 
 
