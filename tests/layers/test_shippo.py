@@ -181,7 +181,12 @@ def test_starts():
     emission, _ = layer.controller(torch.zeros(1, 1, 128))
     torch.testing.assert_close(emission.step, torch.ones(1, 1, 32))
     x = torch.randn(2, 5, 128)
-    assert torch.equal(layer.conv(x, layer.conv.init_window(2))[0], x)
+    seen = layer.conv(x, layer.conv.init_window(2))[0]
+    assert torch.equal(seen[..., :64], x[..., :64])
+    assert torch.equal(seen[:, 1:, 64:], x[:, :-1, 64:])
+    present = Shippo(64, conv_init="identity", write_rank=2, d_conv=2).conv
+    both = torch.cat([x, x], -1)
+    assert torch.equal(present(both, present.init_window(2))[0], both)
     assert torch.equal(layer.in_proj.weight[:128], torch.eye(64).repeat(2, 1))
     assert torch.equal(layer.controller.read_proj.weight, layer.controller.write_proj.weight)
     value = layer.in_proj.weight[:128]
@@ -328,7 +333,7 @@ def test_causality(tools):
         ({"d_model": 8, "drift_init": "random"}, "`drift_init` is 'random'"),
         ({"d_model": 8, "dt_min": 0.1, "dt_max": 0.01}, "0 < dt_min <= dt_max"),
         ({"d_model": 8, "write_rank": 0}, "`write_rank` is 0"),
-        ({"d_model": 8, "conv_init": "zeros"}, "`conv_init` is 'zeros'; expected 'identity' or 'random'"),
+        ({"d_model": 8, "conv_init": "zeros"}, "`conv_init` is 'zeros'; expected 'staggered' or 'identity' or 'random'"),
         ({"d_model": 8, "memory_length": 0.5}, "`memory_length` is 0.5"),
     ],
 )

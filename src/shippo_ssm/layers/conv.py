@@ -55,10 +55,10 @@ class ShortConv(nn.Module):
             nn.init.uniform_(self.bias, -bound, bound)
 
     @torch.no_grad()
-    def start_as_identity(self) -> None:
-        """y_t = x_t: the last tap is one, the others and the bias are zero."""
+    def start_as_shift(self, lags: Tensor) -> None:
+        """y_t = x_{t - lag} per channel, lags [D] below K: one tap is one, the others and the bias are zero."""
         self.weight.zero_()
-        self.weight[-1] = 1.0
+        self.weight.scatter_(0, self.width - 1 - lags.unsqueeze(0), 1.0)
         if self.bias is not None:
             self.bias.zero_()
 

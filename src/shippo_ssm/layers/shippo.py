@@ -116,8 +116,11 @@ class Shippo(Mixer[ShippoState], Spared):
             if spec.in_init == "identity":
                 eye = torch.eye(self.d_model, dtype=into.dtype, device=into.device)
                 into[: self.d_inner] = eye.repeat(-(-self.d_inner // self.d_model), 1)[: self.d_inner]
-            if spec.conv_init == "identity":
-                self.conv.start_as_identity()
+            if spec.conv_init != "random":
+                # Copy k of the input sees the token k before the present one; "identity" has the present one only.
+                copies = torch.arange(self.d_inner, device=into.device) // self.d_model
+                lags = copies.clamp(max=spec.d_conv - 1) if spec.conv_init == "staggered" else torch.zeros_like(copies)
+                self.conv.start_as_shift(lags.repeat(spec.write_rank))
             if spec.out_init == "transpose":
                 # Scaled to the spread that a linear layer of this width starts with.
                 values = into[: self.d_inner].float()

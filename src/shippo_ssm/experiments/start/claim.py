@@ -36,7 +36,8 @@ PREVIOUS: dict[str, Any] = PAPER_START | {"frame_init": "random"}
 # Row -> label, and what is changed of the start.
 PARTS: dict[str, tuple[str, dict[str, Any]]] = {
     "no-unit-time": ("without unit time", {name: PAPER_START[name] for name in ("dt_min", "dt_max", "drift_init")}),
-    "no-identity-conv": ("without the identity convolution", {"conv_init": "random"}),
+    "identity-conv": ("every channel sees the present token", {"conv_init": "identity"}),
+    "random-conv": ("a random convolution", {"conv_init": "random"}),
     "no-identity-in": ("without the identity in-projection", {"in_init": "random"}),
     "no-transpose-out": ("without the transposed out-projection", {"out_init": "random"}),
     "no-read-as-write": ("without read as write", {"read_init": "random"}),
@@ -44,8 +45,6 @@ PARTS: dict[str, tuple[str, dict[str, Any]]] = {
     "no-anchor": ("without the learnable first memory", {"learnable_initial_state": False}),
     "no-identity-frame": ("without identity projections around it", {"frame_init": "random"}),
     "exact-identity": ("right action exactly the identity", {"right_std": 0.0}),
-    "large-anchor": ("first memory three times larger", {"initial_state_std": 1.0}),
-    "wide-right": ("right action ten times further from it", {"right_std": 0.2}),
 }
 RIGHTS = ("none", "split", "dense", "dissipative")
 # Row -> label and steps of what is trained to the end, and the lengths it is then asked at.
