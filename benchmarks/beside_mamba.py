@@ -6,7 +6,7 @@
 The task is word problems: after each element of a word of a group, say the product so far. The group is S4, the turns of a
 cube, 24 elements. Every model is the same frame (embedding, one pre-norm block of width 64, head); only the layer in the
 block is another one. Mamba is that of mambapy (extra `bench`), with its own start. Recipe and curriculum are those of the
-experiment `start`, chosen there for SHiPPO on A5.
+experiment `words`, chosen there for SHiPPO on A5.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from benchmarks.machine import describe, machine_line
-from shippo_ssm.experiments.start.probes import WORD_SMOOTHING, WORD_STAGES, WORD_TOKENS, rate, stage
+from shippo_ssm.experiments.tracking.training import held_rate, word_loss
 from shippo_ssm.layers import Mixer, Segment
 from shippo_ssm.models import SequenceConfig, SequenceModel
 from shippo_ssm.tasks.words import WordTask
@@ -68,19 +68,15 @@ def make(name: str, seed: int) -> SequenceModel:
 def train(name: str, seed: int, steps: int = STEPS) -> dict[str, Any]:
     """Train one model; its accuracies per length, and the losses on the way."""
     task, model, losses = WordTask(group=GROUP, seed=seed), make(name, seed), []
+    loss_at, rate = word_loss(model, task, steps), held_rate(steps)
     optimizer = torch.optim.AdamW(model.parameters(), 3e-3, weight_decay=0.0)
-    drawn = torch.rand(steps, generator=torch.Generator().manual_seed(seed)).tolist()
     for step in range(steps):
-        low, high = stage(WORD_STAGES, step, steps)
-        length = low + int(drawn[step] * (high - low + 1))
-        batch = WORD_TOKENS // length
-        tokens, target = task.batch(range(batch * step, batch * step + batch), length=length)
-        loss = F.cross_entropy(model(tokens).flatten(0, 1), target.flatten(), label_smoothing=WORD_SMOOTHING)
+        loss, _ = loss_at(step)
         optimizer.zero_grad(set_to_none=True)
         loss.backward()
         nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         for group in optimizer.param_groups:
-            group["lr"] = 3e-3 * rate(step, steps, hold=0.3)
+            group["lr"] = 3e-3 * rate(step)
         optimizer.step()
         losses.append(loss.item())
     accuracy = {str(n): task.evaluate(model.eval(), max(32, 8192 // n), 32, length=n).prefix for n in LENGTHS}

@@ -3,8 +3,11 @@
 from pathlib import Path
 
 import architecture
+import beside
+import front
 import gpu
 import larger
+import notebook
 import turning
 import works_with
 
@@ -19,3 +22,6 @@ if __name__ == "__main__":
     gpu.write(root)
     larger.write(root)
     turning.write(root)
+    beside.write(root)
+    notebook.write(root)
+    front.write(root)

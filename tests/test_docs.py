@@ -2,15 +2,19 @@
 
 import doctest
 import importlib
+import json
 import pkgutil
 import re
+import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 import shippo_ssm
+from docs import beside, front, notebook
 from shippo_ssm.experiments import all_experiments
-from shippo_ssm.lab.pages import PAGE, README, Pages, with_table
+from shippo_ssm.lab.pages import PAGE, Pages
 from shippo_ssm.lab.store import write_json
 
 ROOT = Path(__file__).parents[1]
@@ -24,7 +28,9 @@ def blocks(page: Path, language: str) -> list[str]:
 
 
 @pytest.mark.parametrize(
-    "page", [page for page in PAGES if blocks(page, "python")], ids=lambda page: str(page.relative_to(ROOT))
+    "page",
+    [page for page in PAGES if blocks(page, "python") and page != ROOT / notebook.PAGE],
+    ids=lambda page: str(page.relative_to(ROOT)),
 )
 def test_python_examples_run(page, tmp_path, monkeypatch):
     """All Python blocks of a page, one after another in one namespace, as a reader would type them."""
@@ -33,6 +39,30 @@ def test_python_examples_run(page, tmp_path, monkeypatch):
     for block in blocks(page, "python"):
         exec(compile(block, str(page), "exec"), namespace)
     assert len(namespace) > 2
+
+
+def test_the_notebook_is_its_page_and_runs(tmp_path, monkeypatch):
+    """`examples/train_your_own.ipynb`: cell after cell, in an empty folder; the page's own blocks are these cells."""
+    written = (ROOT / notebook.NOTEBOOK).read_text()
+    assert written == notebook.notebook(ROOT)
+    code = ["".join(cell["source"]) for cell in json.loads(written)["cells"] if cell["cell_type"] == "code"]
+    assert code == [block.strip() for block in blocks(ROOT / notebook.PAGE, "python")]
+    monkeypatch.chdir(tmp_path)
+    namespace: dict[str, Any] = {"__name__": "notebook"}
+    for index, cell in enumerate(code):
+        exec(compile(cell, f"cell {index}", "exec"), namespace)
+    assert {path.name for path in tmp_path.iterdir()} >= {"gestures", "writer", "forecast", "loss.svg"}
+    assert all(values[-1] < 0.5 * values[0] for values in namespace["losses"].values())
+
+
+def test_the_page_beside_mamba_shows_its_result(tmp_path):
+    assert (ROOT / beside.PAGE).read_text() == beside.page(ROOT)
+    result = json.loads((ROOT / beside.RESULT).read_text())
+    assert {"SHiPPO", "SHiPPO without right action", "Mamba", "Transformer"} == result["runs"].keys()
+    for run in result["runs"]["Mamba"]:
+        run["accuracy"]["16"] = 0.777
+    write_json(tmp_path / beside.RESULT, result)
+    assert "| 0.777 |" in beside.page(tmp_path)
 
 
 @pytest.mark.parametrize("name", MODULES)
@@ -55,11 +85,11 @@ def test_readme_shows_what_it_promises():
 
 
 def test_the_pages_show_the_committed_results():
-    """Numbers on the results page and in the README are those of the result files; `python docs/generate.py` renews them."""
-    pages = Pages(ROOT, all_experiments())
-    assert (ROOT / PAGE).read_text() == pages.results_page()
-    readme = (ROOT / README).read_text()
-    assert readme == with_table(readme, pages.readme_table())
+    """Numbers on the results page and the first ones are those of the result files; `python docs/generate.py` renews them."""
+    assert (ROOT / PAGE).read_text() == Pages(ROOT, all_experiments()).results_page()
+    for name, to in front.PAGES.items():
+        page = (ROOT / name).read_text()
+        assert page == front.filled(page, ROOT, to)
 
 
 def test_a_changed_result_changes_the_pages(tmp_path):
@@ -69,17 +99,22 @@ def test_a_changed_result_changes_the_pages(tmp_path):
     row |= {"metrics": {"nmse": [3.21e-4], "pair_nmse": [0.987]}, "curves": {}, "notes": {}, "seconds": 1.0}
     content = {"experiment": "paired", "preset": "full", "rows": [row], "versions": {"torch": "2"}, "wall_seconds": 120.0}
     write_json(tmp_path / "results" / "paired.json", content)
-    page, table = pages.results_page(), pages.readme_table()
+    page = pages.results_page()
     assert "| preset full, 7 steps, 1 seed, 2.0 minutes |" in page
     assert "0.000321" in page
     assert "DOES NOT HOLD" in page
-    assert "| 0.987 |" in table
-    readme = (ROOT / README).read_text()
-    assert with_table(readme, table) != readme
+    assert "| 0.987 |" in page
+    for name in ("bench", "rotation", "body-frame"):
+        shutil.copy(ROOT / "results" / f"{name}.json", tmp_path / "results")
+    assert "| 0.987 | **–** |" in front.results(tmp_path, "")
+    bench = json.loads((ROOT / "results" / "bench.json").read_text())
+    bench["sections"]["scan"]["roofs"]["both"]["seconds"] = 0.0
+    write_json(tmp_path / "results" / "bench.json", bench)
+    assert " 0 % of the speed" in front.speed(tmp_path, "")
     short = row | {"name": "no-right", "metrics": {"exact_4096": [0.25]}}
     content |= {"experiment": "mqar", "preset": "quick", "rows": [short]}
     write_json(tmp_path / "results" / "mqar.json", content)
-    assert "| 0.2500 (7 of 5,000 steps) |" in pages.readme_table()
+    assert "| 0.2500 (7 of 5,000 steps) |" in pages.highlights()
 
 
 def test_the_pictures_of_the_pages_are_there():

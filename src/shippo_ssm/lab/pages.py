@@ -1,7 +1,7 @@
-"""What the pages show of results: `docs/results.md`, the table in the README, and the pictures in `docs/_static`.
+"""What the docs show of experiments: `docs/results.md` and the pictures in `docs/_static`.
 
-Numbers come from the committed files of `results/` through the experiments' own tables, never by hand; the tests compare both
-pages with what this file renders. `python docs/generate.py` writes them again after a result has changed.
+Numbers come from the committed files of `results/` through the experiments' own tables, never by hand; the tests compare the
+page with what this file renders. `python docs/generate.py` writes it again after a result has changed.
 """
 
 from __future__ import annotations
@@ -15,13 +15,17 @@ from shippo_ssm.lab.experiment import Experiment, FinishedRow, Result, paper_row
 from shippo_ssm.lab.pictures import overview, reconstruction
 from shippo_ssm.lab.tables import as_markdown, budget, number, our_number
 
-PAGE, README, STATIC = "docs/results.md", "README.md", "docs/_static"
-MARKS = ("<!-- results -->\n", "<!-- end of results -->")
+PAGE, STATIC = "docs/results.md", "docs/_static"
 HEAD = """# Results
 
 Our numbers over the paper's, with a verdict per row. This page is made by `python docs/generate.py` from the files in
 `results/`, which `shippo run NAME` writes (as `runs/NAME/result.json`); `shippo table NAME` prints the same tables. Where a row
 says *does not hold*, it does not.
+
+## In short
+
+{short}
+Errors are normalised (1 is no better than a constant), accuracies are fractions; mean ± standard deviation over seeds.
 
 | experiment | committed result | budget | make it again |
 |---|---|---|---|"""
@@ -39,12 +43,6 @@ def share(experiment: Experiment, row: FinishedRow) -> str:
     whole = next(config.steps for config in experiment.rows("paper") if config.name == row.name)
     steps = row.config["steps"]
     return f" ({steps:,} of {whole:,} steps)" if steps < whole else ""
-
-
-def with_table(readme: str, table: str) -> str:
-    """The README with `table` between its marks."""
-    before, rest = readme.split(MARKS[0])
-    return before + MARKS[0] + table + MARKS[1] + rest.split(MARKS[1])[1]
 
 
 @dataclass(frozen=True)
@@ -67,7 +65,7 @@ class Pages:
 
     def results_page(self) -> str:
         """docs/results.md."""
-        parts, sections = [HEAD], []
+        parts, sections = [HEAD.format(short=self.highlights())], []
         for experiment, result in self.found():
             name, title = experiment.name, experiment.title
             where, size = ("none yet", "") if result is None else (f"`results/{name}.json`", budget(result))
@@ -78,12 +76,12 @@ class Pages:
             sections.append(f"\n## {title}\n\n{experiment.claim}\n\n*{experiment.protocol}.*\n\n{body}\n{picture}")
         return "\n".join(parts) + "\n" + "".join(sections)
 
-    def readme_table(self) -> str:
-        """The table of results in the README."""
+    def highlights(self) -> str:
+        """The table at the head of the page."""
         lines = ["| what | ours | paper | how |", "|---|---|---|---|"]
         for experiment, result in self.found():
             columns = {column.key: column for column in experiment.columns}
-            how = f"[`shippo run {experiment.name}`](docs/results.md#{anchor(experiment.title)})"
+            how = f"[{experiment.title}](#{anchor(experiment.title)})"
             for name, metric, words in experiment.highlights:
                 theirs = number(paper_row(experiment.tables, name).get(metric), columns[metric].format)
                 row = None if result is None else result.rows.get(name)
@@ -102,9 +100,7 @@ class Pages:
         return drawn
 
     def write(self) -> None:
-        """Draw the pictures and write both pages."""
+        """Draw the pictures and write the page."""
         for name, draw in self.pictures().items():
             draw(self.root / STATIC / name)
-        readme = self.root / README
-        readme.write_text(with_table(readme.read_text(encoding="utf-8"), self.readme_table()), encoding="utf-8")
         (self.root / PAGE).write_text(self.results_page(), encoding="utf-8")

@@ -26,9 +26,12 @@ def new_figure(width: float, height: float, columns: int = 1, rows: int = 1) -> 
 
 
 def save(figure: Figure, path: Path) -> None:
-    """Write a picture; its ending chooses the format."""
+    """Write a picture; its ending chooses the format. The same picture is the same file."""
+    import matplotlib
+
     path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=200)
+    with matplotlib.rc_context({"svg.hashsalt": "shippo"}):
+        figure.savefig(path, dpi=200, metadata={"Date": None} if path.suffix == ".svg" else None)
 
 
 def blank(axes: Axes) -> None:
