@@ -106,7 +106,7 @@ def draw(root: Path) -> None:
     rotation, beside = load(root, "rotation"), load(root, "beside-mamba")
     figure, (turns, words) = new_figure(9.0, 3.4, 2)
     for row, label, colour in (("split", "SHiPPO", OURS), ("none", "SHiPPO without right action", PLAIN)):
-        turns.plot(TURNS, [metric(rotation, row, f"exact_{n}") for n in TURNS], marker="o", color=colour, label=label)
+        turns.plot(TURNS, [metric(rotation, row, f"exact_{n}") or 0.0 for n in TURNS], marker="o", color=colour, label=label)
     turns.set_title("a key's value, after quarter turns acted on it", fontsize=10)
     turns.set_xlabel("events (trained on 24)")
     colours = {"SHiPPO": OURS, "SHiPPO without right action": PLAIN, "Mamba": SERIES[2], "Transformer": SERIES[4]}
