@@ -103,28 +103,24 @@ def step_times(rounds: int = 7, tokens: int = 2048) -> dict[str, dict[str, float
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--time", action="store_true", help="measure training steps instead")
+    parser.add_argument("--row", action="append", choices=MODELS, help="train this layer again and keep the others")
     path = Path(__file__).resolve().parents[1] / RESULT
     result = json.loads(path.read_text()) if path.exists() else {}
-    if parser.parse_args().time:
+    options = parser.parse_args()
+    if options.time:
         result["time"] = {"milliseconds": step_times(), "tokens": 2048, "machine": machine_line(describe())}
         path.write_text(json.dumps(result, indent=1) + "\n")
         return
-    result |= {
-        "group": GROUP,
-        "steps": STEPS,
-        "width": WIDTH,
-        "d_state": ORDER,
-        "lengths": LENGTHS,
-        "runs": {name: [] for name in MODELS},
-    }
+    rows, before = options.row or list(MODELS), result.get("runs", {})
+    result |= {"group": GROUP, "steps": STEPS, "width": WIDTH, "d_state": ORDER, "lengths": LENGTHS}
+    result["runs"] = {name: [] if name in rows else before[name] for name in MODELS}
     for seed in SEEDS:
-        for name in MODELS:
+        for name in rows:
             start = time.process_time()
-            result["runs"][name].append({"seed": seed} | train(name, seed))
-            print(
-                f"{name}, seed {seed}: {time.process_time() - start:.0f} s, {result['runs'][name][-1]['accuracy']}", flush=True
-            )
-            path.write_text(json.dumps(result, indent=1) + "\n")
+            run = {"seed": seed} | train(name, seed)
+            result["runs"][name].append(run)
+            print(f"{name}, seed {seed}: {time.process_time() - start:.0f} s, {run['accuracy']}", flush=True)
+    path.write_text(json.dumps(result, indent=1) + "\n")
 
 
 if __name__ == "__main__":

@@ -59,7 +59,10 @@ def render(run: dict[str, Any]) -> str:
     if run.get("again"):
         sections = ", ".join(f"{name} on {date}" for name, date in run["again"].items())
         parts.append(f"Measured again by itself, after the run: {sections}.\n")
-    parts += [_markdown(table) for table in tables(run)]
+    headline, *rest = tables(run)
+    parts.append(_markdown(headline))
+    parts.append("## Everything that was measured\n")
+    parts += [_folded(table) for table in rest]
     if run["errors"]:
         failed = "\n".join(f"- {name}: {error.splitlines()[-1]}" for name, error in run["errors"].items())
         parts.append(f"## Sections that failed\n\n{failed}\n")
@@ -126,11 +129,20 @@ def main(results: Path = RESULTS, page: Path = PAGE, drawing: Path = FIGURE) -> 
     figure(run, drawing)
 
 
-def _markdown(table: Table) -> str:
-    lines = [f"## {table.title}", "", _line(table.head), _line(("---",) * len(table.head)), *map(_line, table.rows), ""]
+def _body(table: Table) -> list[str]:
+    lines = [_line(table.head), _line(("---",) * len(table.head)), *map(_line, table.rows), ""]
     for note in table.notes:
         lines += [note, ""]
-    return "\n".join(lines)
+    return lines
+
+
+def _markdown(table: Table) -> str:
+    return "\n".join([f"## {table.title}", "", *_body(table)])
+
+
+def _folded(table: Table) -> str:
+    """A table that opens when its title is clicked; a heading inside would cut the fold in two."""
+    return "\n".join(["<details>", f"<summary>{table.title}</summary>", "", *_body(table), "</details>", ""])
 
 
 def _line(cells: tuple[str, ...]) -> str:

@@ -18,6 +18,7 @@ myst_heading_anchors = 3
 html_theme = "furo"
 html_title = f"SHiPPO {release}"
 html_static_path = ["_static"]
+html_css_files = ["tables.css"]
 exclude_patterns = ["_build"]
 autodoc_member_order = "bysource"
 autodoc_typehints = "none"
@@ -28,10 +29,16 @@ napoleon_use_ivar = True
 
 
 def plain_text(app, what, name, obj, options, lines):
-    """Docstrings are plain text with equations: `|V|`, `a * b` and `x_` are not reST markup."""
+    """Docstrings are plain text with equations: `|V|`, `a * b` and `x_` are not reST markup, and `width: P.` begins no list."""
     for number, line in enumerate(lines):
         if not line.lstrip().startswith((">>>", "...")):
+            line = re.sub(r"(^\s*|: )(\w)\.(?=\s|$)", r"\1\\\2.", line)
             lines[number] = re.sub(r"(?<!\\)([|*])", r"\\\1", re.sub(r"(\w)_(?=\W|$)", r"\1\\_", line))
+
+
+def skip_fields(app, what, name, obj, skip, options):
+    """Fields of a named tuple are described by its class; what Python says of them is "Alias for field number 0"."""
+    return True if (getattr(obj, "__doc__", None) or "").startswith("Alias for field number") else None
 
 
 def render_inline(self, node):
@@ -49,3 +56,4 @@ def render_block(self, node):
 def setup(app):
     app.add_html_math_renderer("mathml", inline_renderers=(render_inline, None), block_renderers=(render_block, None))
     app.connect("autodoc-process-docstring", plain_text, priority=400)
+    app.connect("autodoc-skip-member", skip_fields)

@@ -115,8 +115,9 @@ def draw(root: Path) -> None:
         words.plot(beside["lengths"], means, marker="o", color=colours[name], label=name)
     words.set_title("the product of a word of turns of a cube", fontsize=10)
     words.set_xlabel("length of the word (trained up to 16)")
-    for axes in (turns, words):
+    for axes, lengths in ((turns, TURNS), (words, beside["lengths"])):
         axes.set_xscale("log", base=2)
+        axes.set_xticks(lengths, labels=map(str, lengths))
         axes.set_ylabel("accuracy")
         axes.set_ylim(-0.03, 1.05)
         axes.legend(fontsize=8)

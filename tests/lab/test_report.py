@@ -4,8 +4,6 @@ import itertools
 import json
 import math
 import re
-import shutil
-from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
@@ -18,9 +16,7 @@ from shippo_ssm.lab import report
 from shippo_ssm.lab.report import evidence, panel, speed, theory
 from shippo_ssm.projection import LegS
 from shippo_ssm.theory import verify
-
-CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
-DRIVER = shutil.which("chromedriver")
+from tests.browser import CHROMIUM, DRIVER, MISSING, open_at, start
 
 
 @pytest.fixture(scope="module")
@@ -83,36 +79,10 @@ def page(tmp_path_factory, checks, bench):
 @pytest.fixture(scope="module")
 def browser(tmp_path_factory):
     if CHROMIUM is None or DRIVER is None:
-        pytest.skip("no chromium and chromedriver on the path; install the Debian packages chromium and chromium-driver")
-    from selenium import webdriver
-    from selenium.webdriver.chrome.service import Service
-
-    options = webdriver.ChromeOptions()
-    options.binary_location = CHROMIUM
-    profile = tmp_path_factory.mktemp("profile")
-    for argument in (
-        "--headless",
-        "--no-sandbox",
-        "--disable-gpu",
-        "--disable-background-networking",
-        "--disable-dev-shm-usage",
-        "--hide-scrollbars",
-        f"--user-data-dir={profile}",
-    ):
-        options.add_argument(argument)
-    options.set_capability("goog:loggingPrefs", {"browser": "ALL", "performance": "ALL"})
-    driver = webdriver.Chrome(options=options, service=Service(DRIVER))
+        pytest.skip(MISSING)
+    driver = start(tmp_path_factory.mktemp("profile"))
     yield driver
     driver.quit()
-
-
-def open_at(browser, page: Path, width: int, scheme: str = "light") -> None:
-    browser.execute_cdp_cmd(
-        "Emulation.setDeviceMetricsOverride",
-        {"width": width, "height": 900, "deviceScaleFactor": 1, "mobile": width < 500},
-    )
-    browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": [{"name": "prefers-color-scheme", "value": scheme}]})
-    browser.get(page.as_uri())
 
 
 def shown(browser) -> dict[str, str]:

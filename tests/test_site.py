@@ -1,0 +1,82 @@
+"""The built docs, as a visitor meets them: a strict build, and a walk through the first pages on a wide and a narrow screen."""
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from shippo_ssm.experiments import all_experiments
+from shippo_ssm.lab import report
+from tests.browser import CHROMIUM, DRIVER, MISSING, open_at, start
+
+ROOT = Path(__file__).parents[1]
+WALK = ("index", "tutorial", "train-your-own", "body-frame", "beside-mamba", "performance", "report")
+PICTURES = {"index", "tutorial", "train-your-own", "body-frame", "beside-mamba", "performance"}
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory):
+    """All pages, built once with warnings as errors, and the report beside them."""
+    folder = tmp_path_factory.mktemp("site")
+    command = [sys.executable, "-m", "sphinx", "-q", "-W", "--keep-going", "-b", "html", "-d", str(folder / "trees")]
+    done = subprocess.run([*command, str(ROOT / "docs"), str(folder / "html")], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-3000:]
+    return folder / "html"
+
+
+def test_the_api_has_no_broken_lists(site):
+    """Fields are described once, and a description such as "P." is text, not the beginning of a list."""
+    pages = {path.stem: path.read_text() for path in (site / "api").glob("*.html")}
+    assert len(pages) > 8
+    for name, page in pages.items():
+        assert "Alias for field number" not in page, name
+        assert not re.search(r"<ol[^>]*>\s*<li>(<p>)?\s*(</p>)?</li>", page), name
+    assert re.search(r"<strong>num_groups</strong>[^<]*(<[^>]*>)*[^<]*–[^<]*G\.", pages["layers"])
+
+
+def test_the_performance_page_is_folded(site):
+    page = (site / "performance.html").read_text()
+    assert page.count("<details>") == page.count("</details>") > 5
+    assert page.index("What was to be reached") < page.index("<details>")
+
+
+@pytest.fixture(scope="module")
+def browser(tmp_path_factory):
+    if CHROMIUM is None or DRIVER is None:
+        pytest.skip(MISSING)
+    driver = start(tmp_path_factory.mktemp("profile"))
+    yield driver
+    driver.quit()
+
+
+@pytest.fixture(scope="module")
+def written_report(tmp_path_factory):
+    return report.write(tmp_path_factory.mktemp("report") / "report.html", all_experiments())
+
+
+@pytest.mark.chromium
+@pytest.mark.parametrize("width", [1280, 390])
+@pytest.mark.parametrize("name", WALK)
+def test_a_page_fits_and_is_quiet(name, width, site, browser, request):
+    path = request.getfixturevalue("written_report") if name == "report" else site / f"{name}.html"
+    browser.get_log("browser")
+    open_at(browser, path, width)
+    assert browser.execute_script("return document.documentElement.scrollWidth") <= width
+    # What is wider than the screen stands in something that scrolls by itself.
+    sticking = browser.execute_script(
+        """const scrolls = e => { for (; e; e = e.parentElement) {
+             if (e !== document.body && /auto|scroll|hidden/.test(getComputedStyle(e).overflowX)) return true;
+           } return false; };
+           return [...document.querySelectorAll('article *, main *')].filter(e => e.getBoundingClientRect().width > 0 &&
+             e.getBoundingClientRect().right > innerWidth + 1 && !scrolls(e) && !e.closest('.skip, .visually-hidden'))
+             .map(e => e.outerHTML.slice(0, 100));"""
+    )
+    assert sticking == []
+    broken = browser.execute_script("return [...document.images].filter(i => !i.complete || !i.naturalWidth).map(i => i.src)")
+    assert broken == []
+    if name in PICTURES:
+        sizes = browser.execute_script("return [...document.querySelectorAll('article img')].map(i => i.clientWidth)")
+        assert max(sizes) > 0.6 * min(width, 700)
+    assert [entry for entry in browser.get_log("browser") if entry["level"] in ("SEVERE", "WARNING")] == []
