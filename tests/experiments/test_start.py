@@ -54,7 +54,7 @@ def test_rows_change_what_they_say():
     assert found["no-read-norm"].layer == {"read_norm": False}
     assert found["previous"].layer["conv_init"] == "random"
     assert found["words"].budget == {"words": 4500}
-    assert len(found) == 20
+    assert len(found) == 21
     assert {row.name for row in start.smoke()} == set(found) - {"words", "turns"}
 
 

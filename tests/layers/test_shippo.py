@@ -11,6 +11,7 @@ from torch import nn
 
 from shippo_ssm.actions import DenseExp, SplitFlow
 from shippo_ssm.layers import (
+    LANGUAGE_START,
     PAPER_START,
     Block,
     Controller,
@@ -181,12 +182,12 @@ def test_starts():
     emission, _ = layer.controller(torch.zeros(1, 1, 128))
     torch.testing.assert_close(emission.step, torch.ones(1, 1, 32))
     x = torch.randn(2, 5, 128)
-    seen = layer.conv(x, layer.conv.init_window(2))[0]
+    assert torch.equal(layer.conv(x, layer.conv.init_window(2))[0], x)
+    shifted = Shippo(64, write_rank=2, d_conv=2, **LANGUAGE_START).conv
+    seen = shifted(torch.cat([x, x], -1), shifted.init_window(2))[0]
     assert torch.equal(seen[..., :64], x[..., :64])
-    assert torch.equal(seen[:, 1:, 64:], x[:, :-1, 64:])
-    present = Shippo(64, conv_init="identity", write_rank=2, d_conv=2).conv
-    both = torch.cat([x, x], -1)
-    assert torch.equal(present(both, present.init_window(2))[0], both)
+    assert torch.equal(seen[:, 1:, 64:128], x[:, :-1, 64:])
+    assert torch.equal(seen[..., :128], seen[..., 128:])
     assert torch.equal(layer.in_proj.weight[:128], torch.eye(64).repeat(2, 1))
     assert torch.equal(layer.controller.read_proj.weight, layer.controller.write_proj.weight)
     value = layer.in_proj.weight[:128]
@@ -333,7 +334,7 @@ def test_causality(tools):
         ({"d_model": 8, "drift_init": "random"}, "`drift_init` is 'random'"),
         ({"d_model": 8, "dt_min": 0.1, "dt_max": 0.01}, "0 < dt_min <= dt_max"),
         ({"d_model": 8, "write_rank": 0}, "`write_rank` is 0"),
-        ({"d_model": 8, "conv_init": "zeros"}, "`conv_init` is 'zeros'; expected 'staggered' or 'identity' or 'random'"),
+        ({"d_model": 8, "conv_init": "zeros"}, "`conv_init` is 'zeros'; expected 'identity' or 'staggered' or 'random'"),
         ({"d_model": 8, "memory_length": 0.5}, "`memory_length` is 0.5"),
     ],
 )

@@ -10,10 +10,11 @@ from shippo_ssm.layers.lift import LiftedMemory, LiftState, lift
 from shippo_ssm.layers.mixer import Mixer, Segment
 from shippo_ssm.layers.online import OnlineMemory, online_memory
 from shippo_ssm.layers.shippo import Shippo
-from shippo_ssm.layers.spec import PAPER_START, ShippoSpec
+from shippo_ssm.layers.spec import LANGUAGE_START, PAPER_START, ShippoSpec
 from shippo_ssm.layers.state import ShippoState, detach_states, reorder_states
 
 __all__ = [
+    "LANGUAGE_START",
     "PAPER_START",
     "Block",
     "CellState",

@@ -2,9 +2,10 @@
 
 How a layer starts decides whether it learns. A right action's angle is step x coordinate and a source's weight is step x mix,
 so time is counted in tokens: steps start at one, and the drift forgets between one token and `memory_length` tokens. The
-convolution starts as the identity, of the present token in one copy of the input and of the token before in the next; values
-pass in and out unchanged in direction (`in_init`, `out_init`), a key reads where it wrote, what is read is normalised, and the
-right action starts close to the identity.
+convolution starts as the identity of the present token, values pass in and out unchanged in direction (`in_init`,
+`out_init`), a key reads where it wrote, what is read is normalised, and the right action starts close to the identity.
+`LANGUAGE_START` is what a language model changes of it: text lives from neighbours, so a part of the channels sees the token
+before. A layer that has to learn what tokens do must not begin with that: it would learn pairs of tokens by heart instead.
 `PAPER_START` is the start of a Mamba-style layer, as the first version of this library had it.
 """
 
@@ -30,10 +31,12 @@ PAPER_START: dict[str, Any] = {
     "read_norm": False,
     "out_init": "random",
 }
+# What a language model changes, as arguments.
+LANGUAGE_START: dict[str, Any] = {"conv_init": "staggered"}
 # What the words of a start may be.
 WORDS = {
     "in_init": ("identity", "random"),
-    "conv_init": ("staggered", "identity", "random"),
+    "conv_init": ("identity", "staggered", "random"),
     "read_init": ("write", "random"),
     "out_init": ("transpose", "random"),
 }
@@ -84,10 +87,9 @@ class ShippoSpec:
     in_init: str = "identity"
     """How the value part of the in-projection starts: "identity" (channels keep their neighbours, so that what stands together
     in the input shares a group) or "random"."""
-    conv_init: str = "staggered"
-    """How the short convolution starts: "staggered", the first d_model channels as the identity of the present token, the next
-    d_model as that of the token before, and so on; "identity", all channels as the present token; or "random", which smears
-    neighbours into it."""
+    conv_init: str = "identity"
+    """How the short convolution starts: as the "identity" of the present token; "staggered", the first d_model channels as the
+    present token, the next d_model as the token before, and so on; or "random", which smears neighbours into it."""
     read_init: str = "write"
     """How the read projection starts: as the "write" projection, so that a key finds what it wrote, or "random"."""
     read_norm: bool = True

@@ -34,7 +34,17 @@ from transformers.utils import can_return_tuple
 from transformers.utils.import_utils import is_tracing
 from transformers.utils.output_capturing import capture_outputs
 
-from shippo_ssm.layers import PAPER_START, Block, Controller, Shippo, ShippoSpec, ShippoState, ShortConv, Stack
+from shippo_ssm.layers import (
+    LANGUAGE_START,
+    PAPER_START,
+    Block,
+    Controller,
+    Shippo,
+    ShippoSpec,
+    ShippoState,
+    ShortConv,
+    Stack,
+)
 from shippo_ssm.layers.decode import RMSNorm
 from shippo_ssm.layers.mixer import Segment, check_segment
 from shippo_ssm.layers.states import at
@@ -206,10 +216,11 @@ class ShippoConfig(PreTrainedConfig):
     bos_token_id: int | None = None
     eos_token_id: int | list[int] | None = None
 
-    # The options of the layer stand in `ShippoSpec`, once; here they become fields of the configuration.
+    # The options of the layer stand in `ShippoSpec`, once; here they become fields of the configuration, with the start of a
+    # language model.
     for _field in fields(ShippoSpec):
         __annotations__[LIBRARY_NAMES.get(_field.name, _field.name)] = "str" if _field.name == "right" else _field.type
-        vars()[LIBRARY_NAMES.get(_field.name, _field.name)] = _field.default
+        vars()[LIBRARY_NAMES.get(_field.name, _field.name)] = LANGUAGE_START.get(_field.name, _field.default)
     del _field
 
     @classmethod

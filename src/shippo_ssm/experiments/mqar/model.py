@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 import torch.nn.functional as F
@@ -15,8 +15,6 @@ from shippo_ssm.layers import PAPER_START
 from shippo_ssm.models import Heads, SequenceConfig, SequenceModel, load_checkpoint
 from shippo_ssm.tasks.mqar import MODULUS, WIDTH, TransportMQAR
 
-# An event holds key, value and operation at once: its neighbours are noise.
-UNIT_START: dict[str, Any] = {"bounded": False, "conv_init": "identity"}
 # Scales of the unit start, over unit embeddings and a head of unit logits.
 EMBEDDING, KEY, HEAD = 0.5, 0.5, 0.3
 
@@ -50,7 +48,7 @@ class MqarConfig(RecallConfig):
     @property
     def geometry(self) -> SequenceConfig:
         """The model's: four classifiers of 31 classes."""
-        start = PAPER_START | {"frame_init": "random"} if self.start == "paper" else UNIT_START
+        start = PAPER_START | {"frame_init": "random"} if self.start == "paper" else {"bounded": False}
         return self.shared(SequenceConfig, num_outputs=WIDTH, num_classes=MODULUS, **start)
 
 

@@ -36,7 +36,8 @@ PREVIOUS: dict[str, Any] = PAPER_START | {"frame_init": "random"}
 # Row -> label, and what is changed of the start.
 PARTS: dict[str, tuple[str, dict[str, Any]]] = {
     "no-unit-time": ("without unit time", {name: PAPER_START[name] for name in ("dt_min", "dt_max", "drift_init")}),
-    "identity-conv": ("every channel sees the present token", {"conv_init": "identity"}),
+    "identity-conv": ("every channel sees the present token, in all probes", {"conv_init": "identity"}),
+    "staggered-conv": ("half of them the token before, in all probes", {"conv_init": "staggered"}),
     "random-conv": ("a random convolution", {"conv_init": "random"}),
     "no-identity-in": ("without the identity in-projection", {"in_init": "random"}),
     "no-transpose-out": ("without the transposed out-projection", {"out_init": "random"}),

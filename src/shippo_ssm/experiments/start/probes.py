@@ -5,9 +5,10 @@
     words   products of elements of A5, lengths up to 16 by a curriculum: one layer of width 64
     text    the next byte of Python's own documentation, 128 at a time: two layers of width 64
 
-A model is a `SequenceModel` as it comes. For `turns` values and answers are aligned: half of the channels hold the four
-coordinates of a value, side by side, so that one group holds one number of each of them, and one classifier serves the four.
-Training is the same for all: AdamW at 3e-3 without weight decay, warm-up, a constant rate, then a cosine to zero.
+A model is a `SequenceModel` as it comes; in `recall` and `text`, where neighbours matter, with `LANGUAGE_START`. For `turns`
+values and answers are aligned: half of the channels hold the four coordinates of a value, side by side, so that one group holds
+one number of each of them, and one classifier serves the four. Training is the same for all: AdamW 3e-3 without weight decay,
+warm-up, a constant rate, then a cosine to zero.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from torch import Tensor, nn
 
 from shippo_ssm.experiments.tracking.training import held_rate, stage, word_loss
 from shippo_ssm.lab.training import Trainee
+from shippo_ssm.layers import LANGUAGE_START
 from shippo_ssm.models import SequenceConfig, SequenceModel
 from shippo_ssm.tasks.mqar import MODULUS, WIDTH, TransportMQAR
 from shippo_ssm.tasks.recall import MQAR
@@ -38,7 +40,7 @@ TURN_BATCH = 64
 def recall(layer: dict[str, Any], seed: int, steps: int, lengths: tuple[int, ...]) -> Trainee:
     """Plain associative recall."""
     task = MQAR(vocab_size=64, length=32, num_pairs=4, seed=seed)
-    model = SequenceModel(SequenceConfig(d_model=64, n_layers=2, vocab_size=task.vocab_size, **layer))
+    model = SequenceModel(SequenceConfig(d_model=64, n_layers=2, vocab_size=task.vocab_size, **LANGUAGE_START | layer))
 
     def loss_at(step: int) -> tuple[Tensor, int]:
         tokens, target = task.batch(range(32 * step, 32 * step + 32))
@@ -61,7 +63,7 @@ def words(layer: dict[str, Any], seed: int, steps: int, lengths: tuple[int, ...]
 def text(layer: dict[str, Any], seed: int, steps: int, lengths: tuple[int, ...]) -> Trainee:
     """The next byte."""
     task = TextTask(length=128, seed=seed)
-    model = SequenceModel(SequenceConfig(d_model=64, n_layers=2, vocab_size=task.vocab_size, **layer))
+    model = SequenceModel(SequenceConfig(d_model=64, n_layers=2, vocab_size=task.vocab_size, **LANGUAGE_START | layer))
 
     def loss_at(step: int) -> tuple[Tensor, int]:
         tokens, target = task.batch(range(16 * step, 16 * step + 16))
