@@ -100,27 +100,33 @@ def step_times(rounds: int = 7, tokens: int = 2048) -> dict[str, dict[str, float
     return {name: {length: statistics.median(times) for length, times in by.items()} for name, by in found.items()}
 
 
+def load(path: Path) -> dict[str, Any]:
+    return json.loads(path.read_text()) if path.exists() else {}
+
+
+def add(path: Path, part: dict[str, Any]) -> None:
+    """Put a part into the file and keep the others."""
+    path.write_text(json.dumps(load(path) | part, indent=1) + "\n")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--time", action="store_true", help="measure training steps instead")
     parser.add_argument("--row", action="append", choices=MODELS, help="train this layer again and keep the others")
-    path = Path(__file__).resolve().parents[1] / RESULT
-    result = json.loads(path.read_text()) if path.exists() else {}
     options = parser.parse_args()
+    path = Path(__file__).resolve().parents[1] / RESULT
     if options.time:
-        result["time"] = {"milliseconds": step_times(), "tokens": 2048, "machine": machine_line(describe())}
-        path.write_text(json.dumps(result, indent=1) + "\n")
+        add(path, {"time": {"milliseconds": step_times(), "tokens": 2048, "machine": machine_line(describe())}})
         return
-    rows, before = options.row or list(MODELS), result.get("runs", {})
-    result |= {"group": GROUP, "steps": STEPS, "width": WIDTH, "d_state": ORDER, "lengths": LENGTHS}
-    result["runs"] = {name: [] if name in rows else before[name] for name in MODELS}
+    runs: dict[str, list[dict[str, Any]]] = {name: [] for name in options.row or MODELS}
     for seed in SEEDS:
-        for name in rows:
+        for name in runs:
             start = time.process_time()
-            run = {"seed": seed} | train(name, seed)
-            result["runs"][name].append(run)
-            print(f"{name}, seed {seed}: {time.process_time() - start:.0f} s, {run['accuracy']}", flush=True)
-    path.write_text(json.dumps(result, indent=1) + "\n")
+            runs[name].append({"seed": seed} | train(name, seed))
+            print(f"{name}, seed {seed}: {time.process_time() - start:.0f} s, {runs[name][-1]['accuracy']}", flush=True)
+    found = load(path).get("runs", {}) | runs
+    runs = {name: found[name] for name in MODELS if name in found}
+    add(path, {"group": GROUP, "steps": STEPS, "width": WIDTH, "d_state": ORDER, "lengths": LENGTHS, "runs": runs})
 
 
 if __name__ == "__main__":
