@@ -44,8 +44,8 @@ State in State-Space Models*, 2024), and attention has the same limit.
 LIMITS = """
 ## How far this goes
 
-- Widths are equal, sizes are not: SHiPPO's controller emits more per group than Mamba's. Size is not what decides here, since the
-  second row has nearly all weights of the first and none of its accuracy.
+- Widths are equal, sizes are not: SHiPPO's controller emits more per group than Mamba's. Size is not what decides here, since
+  the second row has nearly all weights of the first and none of its accuracy.
 - It is the task that right actions are for. On text, where little has to be multiplied, they are worth much less: the
   experiment `start` has such a probe ({doc}`results`).
 - The recipe (AdamW at 3e-3, short words first) was chosen for SHiPPO, on another group; Mamba starts as mambapy has it, with
