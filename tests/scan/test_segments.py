@@ -56,6 +56,20 @@ def test_summaries_of_packed_sequences(helpers, way):
     torch.testing.assert_close(got, adjoint(recurrence, state, dy, dlast, bounds))
 
 
+def test_a_summary_ends_where_all_is_forgotten(helpers):
+    """What is older reaches neither the summary nor its time: a NaN stands there, and right actions whose product overflows."""
+    recurrence, state = helpers.make_recurrence(regime="strong decay", B=1, T=300)
+    expected = segments.summarise(recurrence)
+    old = recurrence.map_time(lambda tensor: tensor.clone())
+    assert old.right is not None
+    for tensor in (old.value, old.write):
+        tensor[:, :100] = torch.nan
+    old.right[:, :100] *= 1e30
+    summary = segments.summarise(old)
+    torch.testing.assert_close(apply(summary, state), apply(expected, state))
+    assert not summary.left.any()
+
+
 def test_the_prefix_is_the_composition_law(helpers):
     recurrence, start = helpers.make_recurrence(T=12)
     parts = [segments.summarise(recurrence.between(low, low + 3)) for low in range(0, 12, 3)]

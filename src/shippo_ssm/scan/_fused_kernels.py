@@ -29,7 +29,8 @@ last position to the first, with D the decay and W the product of the right acti
 
     update <- update + (D * write) (value^T W);    W <- right W;    D <- exp(step drift) * D,
 
-which costs N P + P^3 multiplications per position where the recurrence itself costs N P^2. The mirrored form is the adjoint's,
+which costs N P + P^3 multiplications per position where the recurrence itself costs N P^2, and ends for a group whose D is all
+zero: nothing older is left there, and `right`, then the product so far, is multiplied by zero. The mirrored form is the adjoint's,
 S_{t-1} = L_t (S_t + read_t dy_t^T) R_t^T: from the first position to the last, with dy for value and read for write,
 
     W <- right^T W;    D <- exp(step drift) * D;    update <- update + (D * read) (dy^T W).
@@ -60,6 +61,8 @@ __all__ = [
 
 # Positions between a prefetch and its use.
 PREFETCH = 2
+# Positions after which a summary looks anew whether a group has forgotten everything.
+LOOK = 64
 # A `Recurrence` as traces see it: every field is a `Pointer`.
 Pointers = Any
 
@@ -296,6 +299,7 @@ def build_summary(case: Case, mirrored: bool) -> Any:
         states, decays = np.empty(block * size, element), np.empty(block * row, element)
         frames, framed = np.empty(block * width * wide, np.float64), np.empty(block * many * rank * wide, element)
         behind = Behind(states, decays, frames, framed)
+        alive = np.empty(block, np.bool_)
         for item in range(start, stop):
             sequence, first = item // num_blocks, item % num_blocks * block
             count = min(block, groups - first)
@@ -308,9 +312,18 @@ def build_summary(case: Case, mirrored: bool) -> Any:
                     frames[(g * width + p) * wide + p] = 1
             done = 0
             while done < end - begin:
+                if done % LOOK == 0:
+                    left_over = False
+                    for g in range(count):
+                        alive[g] = np.any(decays[g * row : g * row + order] != 0)
+                        left_over = left_over or alive[g]
+                    if not left_over:
+                        break
                 u = (begin + done if mirrored else end - 1 - done) * groups + first
                 whole = end - begin - done >= many
                 for g in range(count):
+                    if not alive[g]:
+                        continue
                     w, x = g * width * wide, g * many * rank * wide
                     d = u + g if varying else first + g
                     if whole:

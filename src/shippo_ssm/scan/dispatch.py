@@ -157,7 +157,7 @@ def scan(
     if part is None:
         y, final_state = run(recurrence, initial_state, cu_seqlens)
     else:
-        y, final_state = segments.scan_segments(run, recurrence, initial_state, cu_seqlens, part)
+        y, final_state = segments.scan_segments(run, recurrence, initial_state, cu_seqlens, part, output_final_state)
     return y, final_state if output_final_state else None
 
 

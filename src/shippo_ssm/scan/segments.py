@@ -39,6 +39,8 @@ class Together(ABC):
 
     is_first = False
     """Whether only first segments are here."""
+    is_last = False
+    """Whether only last segments are here."""
 
     @abstractmethod
     def gather(self, *tensors: Tensor) -> list[Tensor]:
@@ -54,7 +56,12 @@ class Together(ABC):
 
 
 def scan_segments(
-    run: Run, recurrence: Recurrence, start: Tensor | None, cu_seqlens: Tensor | None, together: Together
+    run: Run,
+    recurrence: Recurrence,
+    start: Tensor | None,
+    cu_seqlens: Tensor | None,
+    together: Together,
+    output_final_state: bool = True,
 ) -> tuple[Tensor, Tensor]:
     """y of the segments held here and the last state of the whole sequence; differentiable once.
 
@@ -64,8 +71,13 @@ def scan_segments(
         start: [S, G, N, P], added to the state that enters each segment: the initial state for a first one, zero for others.
         cu_seqlens: boundaries of the segments where they are packed along T.
         together: where the other segments are.
+        output_final_state: whether the last state is asked for; if not, what stands in its place means nothing.
     """
-    summary = summarise(recurrence, cu_seqlens)
+    if together.is_last and not output_final_state:
+        # Only the last state would ask for this summary: that of no positions stands for it.
+        summary = summarise(recurrence.between(0, 0), None if cu_seqlens is None else torch.zeros_like(cu_seqlens))
+    else:
+        summary = summarise(recurrence, cu_seqlens)
     with torch.no_grad():
         if start is not None:
             summary = summary._replace(update=apply(summary, start))
@@ -83,7 +95,8 @@ def summarise(recurrence: Recurrence, cu_seqlens: Tensor | None = None) -> Affin
     """The map H_0 -> H_T = left H_0 right + update of each sequence: left [S, G, N], right [S, G, P, P], update [S, G, N, P].
 
     With D_t and W_t the products of the left and the right factors behind position t, the update is the sum of
-    (D_t write_t) (value_t^T W_t): products of true factors only, and no state is formed. On a CPU this is one fused kernel.
+    (D_t write_t) (value_t^T W_t): products of true factors only, and no state is formed. On a CPU this is one fused kernel,
+    which ends where a group has forgotten all that came before: `left` is zero then, and `right` any matrix.
     """
     if fused.obstacle(recurrence.value) is None:
         return fused.summary(recurrence, cu_seqlens)
