@@ -48,8 +48,33 @@ def values_visible(tensor: Tensor) -> bool:
 
     On a card a look would stall it.
     """
-    plain = tensor.device.type == "cpu" and type(tensor) in (Tensor, torch.nn.Parameter)
-    return plain and not torch.compiler.is_compiling() and not under_transform()
+    # `under_transform` written out: this question stands in front of everything that decodes.
+    functorch: Any = torch._C._functorch  # pyright: ignore[reportAttributeAccessIssue]
+    plain = is_plain(tensor) and not torch.compiler.is_compiling()
+    return plain and functorch.get_dynamic_layer_stack_depth() == 0 and forward_ad._current_level < 0
+
+
+def is_plain(tensor: Tensor) -> bool:
+    """Whether a tensor is in the memory of the CPU, and of no class of its own."""
+    return type(tensor) in _PLAIN and tensor.is_cpu
+
+
+_PLAIN = (Tensor, torch.nn.Parameter)
+
+
+def int8_rows(weight: Tensor) -> tuple[Tensor, Tensor] | None:
+    """The int8 numbers [rows, columns] and float32 scales [rows, 1] of a weight that torchao has quantised row by row, weights
+    only; `None` for any other."""
+    parts: Any = weight
+    if type(weight).__name__ != "Int8Tensor" or not type(weight).__module__.startswith("torchao."):
+        return None
+    if not hasattr(weight, "_is_by_rows"):
+        others = [getattr(parts, name, None) for name in ("act_quant_kwargs", "act_quant_scale", "act_pre_scale")]
+        symmetric = parts.zero_point is None or not bool(parts.zero_point.any())
+        whole = list(parts.block_size) == [1, weight.shape[-1]] and parts.scale.dtype == torch.float32
+        # Looked at once: a quantised weight is a constant.
+        parts._is_by_rows = symmetric and whole and others == [None] * 3 and weight.device.type == "cpu"
+    return (parts.qdata, parts.scale) if parts._is_by_rows else None
 
 
 def loop(body: Callable[..., tuple[Any, Any]], state: Any, operands: Any) -> tuple[Any, Any]:

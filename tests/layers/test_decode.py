@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from shippo_ssm.actions import Lie
-from shippo_ssm.layers import Shippo, ShippoBackbone, states
+from shippo_ssm.layers import Shippo, ShippoBackbone, decode, states
 from shippo_ssm.layers.mixer import EVERY
 
 # One geometry for all, so that a kernel is compiled once; 5 groups are no whole number of lanes, 6 slots no whole vector.
@@ -41,8 +41,6 @@ def steps(layer, u, state, **options):
 @pytest.fixture
 def counted(monkeypatch):
     """Counts the calls of the compiled cell."""
-    from shippo_ssm.layers import decode
-
     calls = []
     run = decode._run_cell
     monkeypatch.setattr(decode, "_run_cell", lambda *arguments: (calls.append(1), run(*arguments))[1])
@@ -131,19 +129,61 @@ def test_bfloat16_steps(counted):
 
 
 @torch.no_grad()
-def test_projections_lie_together_and_keep_their_names():
+@pytest.mark.parametrize(
+    ("dtype", "tolerance"), [(torch.float32, 1e-6), (torch.float64, 1e-14), (torch.bfloat16, 4e-3)], ids=str
+)
+def test_a_product_is_the_linear_layers(dtype, tolerance):
+    """Any number of tokens, rows that are no whole blocks, columns that are no whole vectors, with and without bias."""
+    for tokens, rows, columns in ((1, 8, 5), (1, 13, 70), (2, 20, 40), (9, 21, 7), (decode.FEW, 8, 33)):
+        linears = [decode.Linear(columns, rows + i, bias=i % 2 == 0).to(dtype) for i in range(4)]
+        x = torch.randn(tokens, columns, dtype=dtype)
+        expected = torch.cat([linear.double()(x.double()) for linear in copy.deepcopy(linears)], 1)
+        weights = decode.weights_of(linears)
+        assert weights is not None
+        assert ratio(decode.product(weights, x), expected) < tolerance, (tokens, rows, columns)
+        assert torch.equal(linears[0](x.unsqueeze(0))[0], decode.product(weights, x)[:, :rows])
+    assert decode.weights_of([decode.Linear(5, 7)]) is None
+
+
+def test_a_linear_layer_is_torchs_where_it_must_be(monkeypatch):
+    """Gradients, other dtypes, autocast and many tokens; and its errors are torch's."""
+    monkeypatch.setattr(decode, "product", lambda *arguments: pytest.fail("ours"))
+    linear, x = decode.Linear(16, 8), torch.randn(3, 16, requires_grad=True)
+    linear(x).sum().backward()
+    assert linear.weight.grad is not None
+    with torch.no_grad():
+        linear(torch.randn(decode.FEW + 1, 16))
+        assert linear(torch.randn(0, 16)).shape == (0, 8)
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            assert linear(x).dtype == torch.bfloat16
+        with pytest.raises(RuntimeError, match="shapes"):
+            linear(torch.randn(3, 15))
+        with pytest.raises(RuntimeError, match="dtype"):
+            linear(torch.randn(3, 16, dtype=torch.float64))
+
+
+@torch.no_grad()
+def test_whatever_becomes_of_the_weights_is_seen():
+    """What is remembered between tokens is given up when a weight is replaced, moved, loaded or switched off."""
     layer, u = make(), torch.randn(2, 10)
-    saved = {name: tensor.clone() for name, tensor in layer.state_dict().items()}
     first = layer.step(u)[0]
-    weights = [projection.weight for projection in layer.controller.projections]
-    assert len({weight.untyped_storage().data_ptr() for weight in weights}) == 1
-    assert all(torch.equal(tensor, saved[name]) for name, tensor in layer.state_dict().items())
+    assert decode.recall_facts(layer) is decode.recall_facts(layer)
     assert torch.equal(layer.step(u)[0], first)
-    # Replaced, copied and moved weights are seen.
     other = copy.deepcopy(layer)
-    other.controller.read_proj.weight = nn.Parameter(torch.zeros_like(weights[1]))
+    assert torch.equal(other.step(u)[0], first)
+    other.controller.read_proj.weight = nn.Parameter(torch.zeros_like(layer.controller.read_proj.weight))
     assert not torch.equal(other.step(u)[0], first)
-    assert torch.equal(layer.double().float().step(u)[0], first)
+    other.load_state_dict(layer.state_dict(), assign=True)
+    assert torch.equal(other.step(u)[0], first)
+    other.controller.write_proj.weight.mul_(2)
+    assert torch.equal(layer.step(u)[0], other.step(u)[0])
+    assert not torch.equal(layer.step(u)[0], first)
+    other.add_module("out_proj", nn.Sequential(other.out_proj, nn.Identity()))
+    assert ratio(other.step(u)[0], layer.step(u)[0]) < 1e-6
+    assert ratio(layer.double().step(u.double())[0], other.step(u)[0]) < 1e-5
+    again = layer.float().step(u)[0]
+    layer.use_right = False
+    assert not torch.equal(layer.step(u)[0], again)
     with torch.inference_mode():
         make().step(u)
     with torch.enable_grad():

@@ -29,6 +29,8 @@ __all__ = ["Emitter", "Pointer", "Variable", "register_lanes", "simd", "simd_lan
 
 # Explicit mantissa bits, largest exponent, and degree of the polynomial for 2^f on |f| <= 1/2.
 _FORMATS = {"float32": (23, 127, 5), "float64": (52, 1023, 11)}
+# Bits of numbers that are not computed with as they are.
+_SHORT = {"bfloat16": 16, "int8": 8}
 
 
 def simd_lanes(dtype: str, length: int) -> int:
@@ -84,10 +86,12 @@ def simd(dtype: str, lanes: int) -> Callable[[Callable[..., None]], Any]:
 
 
 class Pointer(NamedTuple):
-    """The first element of an array; one in bfloat16 is widened to float32 when loaded and rounded when stored."""
+    """The first element of an array; one in bfloat16 is widened to float32 when loaded and rounded when stored, one in int8
+    is made float32 when loaded."""
 
     address: Any
-    half: bool = False
+    storage: str = ""
+    """"bfloat16" or "int8"; otherwise numbers are kept as they are."""
 
 
 class Variable:
@@ -169,11 +173,18 @@ class Emitter:
             yield self._as_index(whole * self.lanes)
             self._active = self.lanes
 
+    def each(self, length: Any) -> Iterator[Any]:
+        """The numbers of `range(length)`, one after another: a run-time loop."""
+        from numba.core import cgutils
+
+        with cgutils.for_range(self.builder, self._as_index(length)) as loop:
+            yield loop.index
+
     def pointer(self, address: Any, storage: str) -> Pointer:
-        """The array of `storage` numbers that an integer argument is the address of; see `Pointer` for "bfloat16"."""
-        half = storage == "bfloat16"
-        kind = self._ir.IntType(16) if half else self.scalar
-        return Pointer(self.builder.inttoptr(address, kind.as_pointer()), half)
+        """The array of `storage` numbers that an integer argument is the address of; see `Pointer` for short ones."""
+        if storage not in _SHORT:
+            return Pointer(self.builder.inttoptr(address, self.scalar.as_pointer()))
+        return Pointer(self.builder.inttoptr(address, self._ir.IntType(_SHORT[storage]).as_pointer()), storage)
 
     def load_columns(self, array: Pointer, index: Any, count: int) -> list[Any]:
         """The columns of the block [lanes, count] of `array` that starts at `index`; missing lanes are zero."""
@@ -316,6 +327,15 @@ class Emitter:
         with self.builder.if_then(self.builder.icmp_unsigned("!=", bits, ir.Constant(bits.type, 0))):
             yield
 
+    def fold(self, vector: Any, lanes: int) -> Any:
+        """The sum of the parts of `lanes` that `vector` is made of."""
+        width = self.lanes
+        while width > lanes:
+            width //= 2
+            low, high = list(range(width)), list(range(width, 2 * width))
+            vector = self.builder.fadd(self._shuffle(vector, vector, low), self._shuffle(vector, vector, high))
+        return vector
+
     def store_sums(self, array: Pointer, index: Any, vectors: Sequence[Any]) -> None:
         """array[index + i] = sum over the lanes of vectors[i]."""
         for first in range(0, len(vectors), 4):
@@ -342,12 +362,7 @@ class Emitter:
         zipped = [0, other, 1, other + 1], [2, other + 2, 3, other + 3]
         halves = [0, 1, other, other + 1], [2, 3, other + 2, other + 3]
         total = merge(merge(four[0], four[1], *zipped), merge(four[2], four[3], *zipped), *halves)
-        width = self.lanes
-        while width > 4:
-            width //= 2
-            low, high = list(range(width)), list(range(width, 2 * width))
-            total = self.add(self._shuffle(total, total, low), self._shuffle(total, total, high))
-        return total
+        return self.fold(total, 4)
 
     def _shuffle(self, a: Any, b: Any, lanes: list[int]) -> Any:
         mask = self._ir.Constant(self._ir.VectorType(self._ir.IntType(32), len(lanes)), lanes)
@@ -364,19 +379,22 @@ class Emitter:
         return self.builder.bitcast(address, kind.as_pointer())
 
     def _load(self, kind: Any, array: Pointer, index: Any) -> Any:
-        if array.half:
-            short, long, shift = self._integers(kind)
+        if array.storage:
+            short, long, shift = self._integers(kind, _SHORT[array.storage])
             loaded = self.builder.load(self._element(short, array, index))
-            loaded.align = 2
+            loaded.align = _SHORT[array.storage] // 8
+            if array.storage == "int8":
+                return self.builder.sitofp(self.builder.sext(loaded, long), kind)
             return self.builder.bitcast(self.builder.shl(self.builder.zext(loaded, long), shift(16)), kind)
         loaded = self.builder.load(self._element(kind, array, index))
         loaded.align = self._itemsize
         return loaded
 
     def _store(self, value: Any, array: Pointer, index: Any) -> None:
-        if array.half:
+        if array.storage:
+            assert array.storage == "bfloat16"
             # To the nearest, ties to even; a NaN stays one.
-            build, (short, long, number) = self.builder, self._integers(value.type)
+            build, (short, long, number) = self.builder, self._integers(value.type, 16)
             bits = build.bitcast(value, long)
             odd = build.and_(build.lshr(bits, number(16)), number(1))
             rounded = build.lshr(build.add(build.add(bits, odd), number(0x7FFF)), number(16))
@@ -387,9 +405,9 @@ class Emitter:
         stored = self.builder.store(value, self._element(value.type, array, index))
         stored.align = self._itemsize
 
-    def _integers(self, kind: Any) -> tuple[Any, Any, Callable[[int], Any]]:
-        """Integers of 16 and of 32 bits in the place of float32 numbers `kind`, and constants of the latter."""
-        short, long, count = self._ir.IntType(16), self._ir.IntType(32), getattr(kind, "count", None)
+    def _integers(self, kind: Any, bits: int) -> tuple[Any, Any, Callable[[int], Any]]:
+        """Integers of `bits` and of 32 bits in the place of float32 numbers `kind`, and constants of the latter."""
+        short, long, count = self._ir.IntType(bits), self._ir.IntType(32), getattr(kind, "count", None)
         if count is None:
             return short, long, lambda value: self._ir.Constant(long, value)
         long = self._ir.VectorType(long, count)

@@ -60,16 +60,33 @@ def launch(builder: Callable[..., Callable], count: int, operands: Any, /, fewes
     kinds: list[Any] = []
     flat = _flatten(operands, kinds)
     key = (builder, *kinds, *constants.items())
-    kernel = _kernels.get(key)
-    if kernel is None:
-        with _lock:
-            kernel = _kernels.get(key)
-            if kernel is None:
-                kernel = _kernels[key] = compile_kernel(builder, tuple(kinds), constants)
+    kernel = _kernels.get(key) or _compiled(key, builder, kinds, constants)
     if count < 2 * fewest:
         kernel(flat, 0, count)
     else:
         parallel_for(count, functools.partial(kernel, flat))
+
+
+def launch_integers(builder: Callable[..., Callable], count: int, operands: Any, /, fewest: int = 1, **constants: Any) -> None:
+    """`launch` for a record of integers alone, addresses and sizes: a call costs little more than its kernel."""
+    key = (builder, *constants.items())
+    kernel = _kernels.get(key)
+    if kernel is None:
+        kinds: list[Any] = []
+        _flatten(operands, kinds)
+        kernel = _compiled(key, builder, kinds, constants)
+    if count < 2 * fewest:
+        kernel(operands, 0, count)
+    else:
+        parallel_for(count, functools.partial(kernel, operands))
+
+
+def _compiled(key: tuple, builder: Callable, kinds: list[Any], constants: dict[str, Any]) -> Callable[..., None]:
+    with _lock:
+        kernel = _kernels.get(key)
+        if kernel is None:
+            kernel = _kernels[key] = compile_kernel(builder, tuple(kinds), constants)
+        return kernel
 
 
 def parallel_for(n: int, body: Callable[[int, int], None]) -> None:

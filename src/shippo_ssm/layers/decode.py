@@ -1,28 +1,34 @@
 """The decode step: a few tokens of a layer, without gradients, as its projections and two compiled operators.
 
-Data path: the in-projection [B, T, (r + 1) D] goes through `branch` (convolution and SiLU) to x [B, T, r D]; the controller's
-projections of x, as one matrix product where they are plain linear layers, go with x and the gate through `cell` (everything
-else up to the out-projection). Both write into tensors that the caller made: the next state may be the old one, or hold the
-state after every position. `_step_kernels.py` is the machine code. While tracing, the same two are operators of torch.
+Data path: `recall_facts` says whether a layer can go this way, and where its weights lie. The in-projection [B, T, (r + 1) D]
+goes through `branch` (convolution and SiLU) to x [B, T, r D]; the controller's projections of x go with x and the gate through
+`cell` (everything else up to the out-projection). Both write into tensors that the caller made: the next state may be the old
+one, or hold the state after every position. Projections that are plain linear layers, or several of them that read the same x,
+are one `product`, which reads the weights as they lie in memory: float32, float64, bfloat16, or the rows of int8 of torchao.
+Layers that an adapter, a hook or another quantisation has taken hold of are called as they are. `_step_kernels.py` is the
+machine code. While tracing, branch and cell are operators of torch, and projections are called.
 """
 
 from __future__ import annotations
 
 import functools
-import threading
+import weakref
 from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
-from shippo_ssm._private import values_visible
+from shippo_ssm._dtypes import compute_dtype
+from shippo_ssm._private import int8_rows, is_plain, values_visible
 from shippo_ssm.actions.base import Inline
-from shippo_ssm.engine import launch
+from shippo_ssm.engine import launch_integers
 from shippo_ssm.layers._step_kernels import (
     ROWS,
     Branch,
     Cell,
     CellCase,
+    Matrix,
     Norm,
     Product,
     build_branch,
@@ -31,13 +37,16 @@ from shippo_ssm.layers._step_kernels import (
     build_product,
 )
 
+if TYPE_CHECKING:
+    from shippo_ssm.layers.shippo import Shippo
+
 # Numbers of state that make a row of the batch worth a thread of its own.
 _ROW = 1 << 15
 DTYPES = (torch.float32, torch.float64, torch.bfloat16)
 _NAMES = {torch.float32: "float32", torch.float64: "float64", torch.bfloat16: "bfloat16"}
-# Tokens up to which products in bfloat16 are our own, and multiplications that are worth a thread.
-FEW, _PRODUCT = 4, 1 << 19
-_lock = threading.Lock()
+_ARITHMETIC = {"float32": "float32", "float64": "float64", "bfloat16": "float32"}
+# Tokens up to which products are our own, and multiplications that are worth a thread.
+FEW, _PRODUCT = 64, 1 << 19
 
 
 def branch(
@@ -67,8 +76,8 @@ def _run_branch(
     addresses = map(_address, (projected, window, weight, bias, x, next_window))
     operands = Branch._make((*addresses, channels, row, length, batch * (taps - 1) * channels if every else 0))
     storage = _NAMES[x.dtype]
-    constants = {"storage": storage, "dtype": _arithmetic(storage), "taps": taps, "has_bias": bias is not None}
-    launch(build_branch, batch, operands, fewest=_ROW // (channels * length) + 1, **constants)
+    constants = {"storage": storage, "dtype": _ARITHMETIC[storage], "taps": taps, "has_bias": bias is not None}
+    launch_integers(build_branch, batch, operands, fewest=_ROW // (channels * length) + 1, **constants)
 
 
 class RMSNorm(nn.RMSNorm):
@@ -77,18 +86,14 @@ class RMSNorm(nn.RMSNorm):
     def forward(self, input: Tensor) -> Tensor:
         weight, eps = self.weight, self.eps
         plain = not torch.is_grad_enabled() and values_visible(input) and input.dtype in DTYPES and input.is_contiguous()
-        if not plain or eps is None or weight.dtype != input.dtype or not values_visible(weight):
+        if not plain or eps is None or weight.dtype != input.dtype or not is_plain(weight):
             return super().forward(input)
-        y = torch.empty(input.shape, dtype=input.dtype)
+        y = torch.empty_like(input)
         channels, storage = input.shape[-1], _NAMES[input.dtype]
         operands = Norm(input.data_ptr(), weight.data_ptr(), y.data_ptr(), channels)
-        constants = {"storage": storage, "dtype": _arithmetic(storage), "eps": eps}
-        launch(build_norm, input.numel() // channels, operands, fewest=_ROW // channels + 1, **constants)
+        constants = {"storage": storage, "dtype": _ARITHMETIC[storage], "eps": eps}
+        launch_integers(build_norm, input.numel() // channels, operands, fewest=_ROW // channels + 1, **constants)
         return y
-
-
-def _arithmetic(storage: str) -> str:
-    return "float64" if storage == "float64" else "float32"
 
 
 def cell(
@@ -162,7 +167,7 @@ def _run_cell(
         None if norm is None else norm_eps,
     )  # fmt: skip
     operands = Cell._make((_address(x), gate, *places, *given, *ends))
-    launch(build_cell, batch, operands, fewest=_ROW // (channels * order * length) + 1, case=case)
+    launch_integers(build_cell, batch, operands, fewest=_ROW // (channels * order * length) + 1, case=case)
 
 
 @functools.lru_cache
@@ -176,10 +181,7 @@ def _case(
 
 def _address(tensor: Tensor | None) -> int:
     """Where the numbers of a contiguous tensor begin; 0 for `None`."""
-    if tensor is None:
-        return 0
-    assert tensor.is_contiguous()
-    return tensor.data_ptr()
+    return 0 if tensor is None else tensor.data_ptr()
 
 
 # Under fake tensors, `torch.compile` and `torch.export` the two are operators that write into their arguments.
@@ -208,33 +210,79 @@ for _name in ("step_branch", "step_cell"):
     torch.library.register_fake(f"shippo::{_name}", lambda *arguments: None, lib=_library)
 
 
-def project(linears: Sequence[nn.Linear], x: Tensor) -> list[Tensor]:
-    """x [tokens, D] through linear layers without bias: one product with one matrix where they are plain, else one call each.
+class Linear(nn.Linear):
+    """y = x weight^T + bias; few tokens without gradients on the CPU are one compiled operator, as fast as memory is read."""
 
-    The weights of plain layers are laid one after another in memory, once, so that all of them are one matrix; they keep their
-    values, names and shapes. Layers that an adapter, a hook or a quantisation has taken hold of are called as they are.
-    """
-    if values_visible(x) and all(map(_is_plain, linears)):
-        weight = _one_matrix([linear.weight for linear in linears])
-        if weight is not None:
-            # Half-precision products of few tokens are slow in torch where the processor has no instructions for them.
-            few = x.dtype == weight.dtype == torch.bfloat16 and x.shape[0] <= FEW and x.is_contiguous()
-            return [_product(x, weight) if few and weight.shape[1] % ROWS == 0 else torch.mm(x, weight)]
-    return [linear(x).contiguous() for linear in linears]
+    def forward(self, input: Tensor) -> Tensor:
+        if torch.is_grad_enabled() or torch.is_autocast_enabled("cpu") or not values_visible(input):
+            return super().forward(input)
+        weights = weights_of((self,)) if input.is_contiguous() and 0 < input.numel() <= FEW * input.shape[-1] else None
+        if weights is None or weights.dtype != input.dtype or weights.columns != input.shape[-1]:
+            return super().forward(input)
+        return product(weights, input.view(-1, weights.columns)).view(*input.shape[:-1], weights.rows)
 
 
-def _product(x: Tensor, weight: Tensor) -> Tensor:
-    """x [tokens, columns] times the transpose [columns, rows] of a contiguous matrix."""
-    (tokens, columns), rows = x.shape, weight.shape[1]
-    out = torch.empty(tokens, rows, dtype=x.dtype)
-    operands = Product(x.data_ptr(), weight.data_ptr(), out.data_ptr(), rows, columns, tokens)
+class Weights(NamedTuple):
+    """Weights of linear layers that read the same x, as `product` takes them."""
+
+    matrices: list[Matrix]
+    dtype: torch.dtype
+    """Of x and of the result."""
+    stored: str
+    """Dtype of the weights."""
+    columns: int
+    rows: int
+    """Of all weights together."""
+    items: int
+
+
+def weights_of(linears: Sequence[nn.Linear]) -> Weights | None:
+    """Up to four plain linear layers as they are in memory; `None` where one of them has to be called."""
+    matrices, rows, items = [], 0, 0
+    dtype = stored = columns = None
+    for linear in linears:
+        if type(linear) not in (nn.Linear, Linear):
+            return None
+        weight, bias = linear._parameters["weight"], linear._parameters["bias"]
+        if weight is None:
+            return None
+        scale, numbers, own = 0, weight, weight.dtype
+        if not is_plain(weight):
+            by_rows = int8_rows(weight)
+            if by_rows is None:
+                return None
+            numbers, scale = by_rows[0], by_rows[1].data_ptr()
+        found = (own, numbers.dtype, numbers.shape[1])
+        alike = dtype is None or found == (dtype, stored, columns)
+        plain = own in _NAMES and numbers.is_contiguous() and (bias is None or (is_plain(bias) and bias.dtype == own))
+        if not (alike and plain) or len(numbers) < ROWS:
+            return None
+        dtype, stored, columns = found
+        matrices.append(Matrix(numbers.data_ptr(), 0 if bias is None else bias.data_ptr(), scale, len(numbers)))
+        rows += len(numbers)
+        items += -(-len(numbers) // ROWS)
+    if dtype is None or stored is None or not columns:
+        return None
+    matrices += [Matrix(0, 0, 0, 0)] * (4 - len(matrices))
+    return Weights(matrices, dtype, "int8" if stored == torch.int8 else _NAMES[dtype], columns, rows, items)
+
+
+def product(weights: Weights, x: Tensor) -> Tensor:
+    """x [tokens, columns], contiguous, times the transposes of all weights: [tokens, rows], side by side."""
+    matrices, dtype, stored, columns, rows, items = weights
+    tokens, storage = len(x), _NAMES[dtype]
+    out = torch.empty(tokens, rows, dtype=dtype)
+    operands = Product(x.data_ptr(), out.data_ptr(), tokens, columns, rows, *matrices)
     fewest = _PRODUCT // (ROWS * columns * tokens) + 1
-    launch(build_product, rows // ROWS, operands, fewest=fewest, storage="bfloat16", dtype="float32")
+    launch_integers(build_product, items, operands, fewest, storage=storage, weights=stored, dtype=_ARITHMETIC[storage])
     return out
 
 
-def _is_plain(module: nn.Module) -> bool:
-    return type(module) is nn.Linear and module.bias is None and not is_hooked(module)
+def project(weights: Weights | None, linears: Sequence[nn.Linear], x: Tensor) -> list[Tensor]:
+    """x [tokens, D] through linear layers: one product where they are plain, else one call each."""
+    if weights is not None and len(x) <= FEW:
+        return [product(weights, x)]
+    return [linear(x).contiguous() for linear in linears]
 
 
 def is_hooked(module: nn.Module) -> bool:
@@ -242,27 +290,91 @@ def is_hooked(module: nn.Module) -> bool:
     return bool(module._forward_hooks or module._forward_pre_hooks or "forward" in vars(module))
 
 
-def _one_matrix(weights: list[Tensor]) -> Tensor | None:
-    """The transpose [D, sum of rows] of the weights [rows, D] as one matrix; `None` where they cannot be one."""
-    first = weights[0]
-    if first.is_inference():
+class Facts(NamedTuple):
+    """What a decode step needs of a layer and is the same for every token."""
+
+    dtype: torch.dtype
+    """Of u, of the projections and of the convolution."""
+    kept: torch.dtype
+    """Of the memory."""
+    conv: tuple[Tensor, Tensor | None]
+    parameters: tuple[Tensor | None, ...]
+    """As `cell` takes them."""
+    linears: tuple[Sequence[nn.Linear], ...]
+    """In-projection, the controller's projections, out-projection."""
+    weights: tuple[Weights | None, ...]
+    """The same in memory; `None` for those that have to be called."""
+    inline: Inline | None
+    """How the right action is computed, where the cell can do it."""
+
+
+class Known(NamedTuple):
+    """Facts, and where everything stood that they were taken from."""
+
+    facts: Facts | None
+    children: list[tuple[dict[str, Any], str, Any]]
+    """Modules, parameters and switches: who holds it, under which name, and what it was."""
+    hooks: list[dict[int, Any]]
+    own: list[dict[str, Any]]
+    """Attributes of the modules, among which a `forward` would be one of their own."""
+    tensors: Sequence[Tensor]
+    addresses: list[int]
+
+    def hold(self) -> bool:
+        """Whether nothing was replaced, moved or hooked since."""
+        for holder, name, child in self.children:
+            if holder.get(name) is not child:
+                return False
+        if any(self.hooks):
+            return False
+        for attributes in self.own:
+            if "forward" in attributes:
+                return False
+        return [tensor.data_ptr() for tensor in self.tensors] == self.addresses
+
+
+_known: weakref.WeakKeyDictionary[nn.Module, Known] = weakref.WeakKeyDictionary()
+
+
+def recall_facts(layer: Shippo) -> Facts | None:
+    """`facts_of` a layer of plain CPU tensors, looked up anew only where something was replaced, moved or hooked."""
+    known = _known.get(layer)
+    if known is not None and known.hold():
+        return known.facts
+    controller = layer.controller
+    modules = [*layer.children(), *controller.children()]
+    facts, children = facts_of(layer), [(vars(layer), "use_right", layer.use_right)]
+    children += [(vars(controller), "zero_suffix", controller.zero_suffix)]
+    children += [(m._modules, name, child) for m in (layer, controller) for name, child in m._modules.items()]
+    children += [(m._parameters, name, child) for m in (layer, *modules) for name, child in m._parameters.items()]
+    tensors = [child for _, _, child in children if isinstance(child, Tensor) and is_plain(child)]
+    hooks = [hooks for module in modules for hooks in (module._forward_hooks, module._forward_pre_hooks)]
+    addresses = [tensor.data_ptr() for tensor in tensors]
+    _known[layer] = Known(facts, children, hooks, [vars(module) for module in modules], tensors, addresses)
+    return facts
+
+
+def facts_of(layer: Shippo) -> Facts | None:
+    """What a decode step of `layer` needs; `None` where it is served by the ordinary way alone: other dtypes or devices than
+    it knows, or somebody listens to a module that it does not call."""
+    controller, conv, norm = layer.controller, layer.conv, layer.read_norm
+    silent = (conv, controller, layer.right, norm)
+    if controller.zero_suffix or any(module is not None and is_hooked(module) for module in silent):
         return None
-    columns, item = first.shape[1], first.element_size()
-    # Nothing of the below is taken on trust: weights may have been moved, replaced or loaded since the last call.
-    total, place, together = 0, first.data_ptr(), True
-    for weight in weights:
-        plain = type(weight) is nn.Parameter and weight.dtype == first.dtype and weight.device == first.device
-        if not plain or weight.shape[1] != columns:
+    dtype, kept = conv.weight.dtype, layer.drift_log.dtype
+    parameters = (
+        controller.scalar_bias, controller.right_bias, layer.drift_log, layer.skip, None if norm is None else norm.weight,
+    )  # fmt: skip
+    if dtype not in DTYPES or kept != compute_dtype(dtype):
+        return None
+    for tensor in (conv.weight, conv.bias, *parameters):
+        if tensor is not None and not (tensor.device.type == "cpu" and tensor.is_contiguous()):
             return None
-        together = together and weight.data_ptr() == place and weight.is_contiguous()
-        total += weight.shape[0]
-        place += weight.numel() * item
-    storage = first.untyped_storage()
-    inside = storage.data_ptr() <= first.data_ptr() and place <= storage.data_ptr() + storage.nbytes()
-    if not (together and inside):
-        # A tensor made in inference mode could never be trained again.
-        with _lock, torch.inference_mode(False), torch.no_grad():
-            matrix = torch.cat([weight.detach() for weight in weights])
-            for weight, rows in zip(weights, matrix.split([weight.shape[0] for weight in weights])):
-                weight.data = rows
-    return first.as_strided((columns, total), (1, columns))
+    projections, inline = controller.projections, None
+    if controller.right_proj is not None:
+        projections, inline = (projections, layer.right.inline) if layer.use_right else (projections[:-1], None)
+    linears = ([layer.in_proj], projections, [layer.out_proj])
+    seen = values_visible(conv.weight)
+    weights = tuple(weights_of(group) if seen and not any(map(is_hooked, group)) else None for group in linears)
+    weights = tuple(None if group is None or group.dtype != dtype else group for group in weights)
+    return Facts(dtype, kept, (conv.weight, conv.bias), parameters, linears, weights, inline)

@@ -21,7 +21,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from shippo_ssm._dtypes import compute_dtype
-from shippo_ssm._private import under_transform
+from shippo_ssm._private import under_transform, values_visible
 from shippo_ssm.actions import get_family
 from shippo_ssm.layers import decode
 from shippo_ssm.layers.cell import CellState, run_cell, step_cell
@@ -162,8 +162,9 @@ class Shippo(Mixer[ShippoState], Spared):
 
     def run(self, u: Tensor, state: ShippoState | None, segment: Segment) -> tuple[Tensor, ShippoState]:
         """One segment; a single token that continues a state takes one update of the cell instead of a scan."""
-        if self._can_decode(u, state, segment):
-            return self._decode(u, state, segment)
+        facts = self._can_decode(u, state, segment)
+        if facts is not None:
+            return self._decode(u, state, segment, facts)
         if segment.every:
             return self.run_each(u, state, segment)
         single = state is not None and u.shape[1] == 1 and segment.whole
@@ -192,29 +193,31 @@ class Shippo(Mixer[ShippoState], Spared):
             y = torch.where(segment.mask.unsqueeze(-1), y, 0)
         return y, windows._replace(cell=cell)
 
-    def _can_decode(self, u: Tensor, state: ShippoState | None, segment: Segment) -> bool:
-        """Whether `_decode` serves a call: few tokens, no gradients, plain CPU tensors of the dtypes it knows, and nobody
-        listens to the modules that it does not call."""
+    def _can_decode(self, u: Tensor, state: ShippoState | None, segment: Segment) -> decode.Facts | None:
+        """What `_decode` needs, where it serves a call: few tokens, no gradients, plain CPU tensors of the dtypes it knows, and
+        nobody listens to the modules that it does not call."""
         if torch.is_grad_enabled() or not segment.whole or u.device.type != "cpu" or u.dtype not in decode.DTYPES:
-            return False
+            return None
         # A graph with a free length is not a step; ONNX knows no operators of ours.
-        if isinstance(u.shape[1], torch.SymInt) or torch.onnx.is_in_onnx_export():
-            return False
-        if (u.shape[1] != 1 and not segment.every) or not u.numel() or self.spec.backend not in ("auto", "fused"):
-            return False
-        kept, controller = self.drift_log.dtype, self.controller
-        plain = self.conv.weight.dtype == u.dtype and kept == compute_dtype(u.dtype) and self.drift_log.device == u.device
-        if not plain or self.conv.weight.device != u.device or controller.zero_suffix:
-            return False
-        if state is not None and (state.conv.dtype != u.dtype or state.cell.memory.dtype != kept):
-            return False
-        if controller.conv is not None and segment.every:
-            return False
-        silent = (self.conv, controller, self.right, self.read_norm)
-        listened = any(module is not None and decode.is_hooked(module) for module in silent)
-        return not (listened or under_transform() or torch.is_autocast_enabled("cpu"))
+        length = u.shape[1]
+        if isinstance(length, torch.SymInt) or torch.onnx.is_in_onnx_export() or torch.is_autocast_enabled("cpu"):
+            return None
+        if (length != 1 and not segment.every) or not u.numel() or self.spec.backend not in ("auto", "fused"):
+            return None
+        if self.spec.controller_conv and segment.every:
+            return None
+        if values_visible(u):
+            facts = decode.recall_facts(self)
+        else:
+            facts = None if under_transform() else decode.facts_of(self)
+        if facts is None or facts.dtype != u.dtype:
+            return None
+        fits = state is None or (state.conv.dtype == u.dtype and state.cell.memory.dtype == facts.kept)
+        return facts if fits else None
 
-    def _decode(self, u: Tensor, state: ShippoState | None, segment: Segment) -> tuple[Tensor, ShippoState]:
+    def _decode(
+        self, u: Tensor, state: ShippoState | None, segment: Segment, facts: decode.Facts
+    ) -> tuple[Tensor, ShippoState]:
         """`run` for a few tokens: the projections, and two compiled operators between them."""
         batch, length, _ = u.shape
         fresh = state is None
@@ -229,32 +232,29 @@ class Shippo(Mixer[ShippoState], Spared):
             lead = (length,) if segment.every else ()
             after = tuple(torch.empty(lead + tensor.shape, dtype=tensor.dtype) for tensor in before)
         tokens, rank, dtype = batch * length, self.spec.write_rank, u.dtype
-        (projected,) = decode.project([self.in_proj], u.view(tokens, -1) if u.is_contiguous() else u.reshape(tokens, -1))
+        (into, emitting, back), (into_weights, emitting_weights, back_weights) = facts.linears, facts.weights
+        (projected,) = decode.project(into_weights, into, u.reshape(tokens, -1).contiguous())
         x = torch.empty(tokens, rank * self.d_inner, dtype=dtype)
-        decode.branch(projected, before[0], self.conv.weight, self.conv.bias, x, after[0], segment.every)
-        controller, own_window = self.controller, None
-        source = x if rank == 1 else x[:, : self.d_inner]
-        if controller.conv is not None and state.controller is not None:
-            source, own_window = controller.conv(source.unsqueeze(1), state.controller)
+        decode.branch(projected, before[0], *facts.conv, x, after[0], segment.every)
+        source, own_window, right = x if rank == 1 else x[:, : self.d_inner].contiguous(), None, None
+        if state.controller is not None:
+            conv = self.controller.conv
+            assert conv is not None
+            source, own_window = conv(source.unsqueeze(1), state.controller)
             source = source.squeeze(1)
-        right, inline, projections = None, None, controller.projections
-        if controller.right_proj is None or not self.use_right:
-            raw = decode.project(projections[:3], source)
-        elif (inline := self.right.inline) is not None:
-            raw = decode.project(projections, source)
-        else:
-            *raw, coords = (projection(source) for projection in projections)
-            groups, kept = self.num_groups, self.drift_log.dtype
-            step = F.softplus(raw[2][:, :groups].to(kept) + controller.scalar_bias[0])
-            assert controller.right_bias is not None
-            right = self.right(coords.unflatten(-1, (groups, -1)).to(kept) + controller.right_bias, step).contiguous()
-        norm = None if self.read_norm is None else self.read_norm.weight
-        parameters = (controller.scalar_bias, controller.right_bias, self.drift_log, self.skip, norm)
+        raw = decode.project(emitting_weights, emitting, source)
+        scalar_bias, right_bias = facts.parameters[:2]
+        if facts.inline is None and len(emitting) == 4:
+            parts = raw[0].split([linear.out_features for linear in emitting], dim=1) if len(raw) == 1 else raw
+            assert scalar_bias is not None
+            assert right_bias is not None
+            step = F.softplus(parts[2][:, : self.num_groups].to(facts.kept) + scalar_bias[0])
+            right = self.right(parts[3].unflatten(-1, (self.num_groups, -1)).to(facts.kept) + right_bias, step).contiguous()
         out = torch.empty(tokens, self.d_inner, dtype=dtype)
         decode.cell(
-            x, projected, raw, right, inline, parameters, READ_EPS, before[1:], after[1:], out, segment.every
+            x, projected, raw, right, facts.inline, facts.parameters, READ_EPS, before[1:], after[1:], out, segment.every
         )  # fmt: skip
-        (y,) = decode.project([self.out_proj], out)
+        (y,) = decode.project(back_weights, back, out)
         return y.view(batch, length, -1), ShippoState(after[0], CellState(*after[1:]), own_window)
 
     def right_actions(

@@ -45,7 +45,7 @@ from shippo_ssm.layers import (
     ShortConv,
     Stack,
 )
-from shippo_ssm.layers.decode import RMSNorm
+from shippo_ssm.layers.decode import Linear, RMSNorm
 from shippo_ssm.layers.mixer import Segment, check_segment
 from shippo_ssm.layers.states import at
 from shippo_ssm.scan.distributed import Part, agree
@@ -461,7 +461,7 @@ class ShippoForCausalLM(ShippoPreTrainedModel, GenerationMixin):
     def __init__(self, config: ShippoConfig) -> None:
         super().__init__(config)
         self.model = ShippoModel(config)
-        self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
+        self.lm_head = Linear(config.hidden_size, config.vocab_size, bias=False)
         self.post_init()
 
     @can_return_tuple

@@ -17,7 +17,7 @@ from torch.distributed import ProcessGroup
 
 from shippo_ssm.actions.families import FAMILIES
 from shippo_ssm.layers import Block, Shippo, ShippoSpec, Stack
-from shippo_ssm.layers.decode import RMSNorm
+from shippo_ssm.layers.decode import Linear, RMSNorm
 from shippo_ssm.layers.mixer import OWNED, WHOLE, Segment, check_segment
 from shippo_ssm.models.baselines import FreeMixer, GRUMixer, LSTMMixer, transformer_block
 
@@ -72,7 +72,7 @@ class Heads(nn.Module):
     def __init__(self, d_model: int, num_outputs: int, num_classes: int) -> None:
         super().__init__()
         self.num_outputs, self.num_classes = num_outputs, num_classes
-        self.proj = nn.Linear(d_model, num_outputs * num_classes)
+        self.proj = Linear(d_model, num_outputs * num_classes)
 
     def forward(self, features: Tensor) -> Tensor:
         logits = self.proj(features)
@@ -105,10 +105,10 @@ class SequenceModel(nn.Module):
         if head is None and num_classes is not None:
             head = Heads(width, config.num_outputs, num_classes)
         self.embedding = nn.Identity() if embedding is None else embedding
-        self.in_proj = nn.Linear(width, width)
+        self.in_proj = Linear(width, width)
         self.layers = Stack(self._block(index) for index in range(config.n_layers))
         self.norm = RMSNorm(width, eps=config.norm_eps)
-        self.out_proj = nn.Linear(width, width)
+        self.out_proj = Linear(width, width)
         self.head = nn.Identity() if head is None else head
         if config.frame_init == "identity":
             for projection in (self.in_proj, self.out_proj):

@@ -30,7 +30,9 @@ last position to the first, with D the decay and W the product of the right acti
     update <- update + (D * write) (value^T W);    W <- right W;    D <- exp(step drift) * D,
 
 which costs N P + P^3 multiplications per position where the recurrence itself costs N P^2, and ends for a group whose D is all
-zero: nothing older is left there, and `right`, then the product so far, is multiplied by zero. The mirrored form is the adjoint's,
+zero: nothing older is left there, and `right`, then the product so far, is multiplied by zero.
+
+The mirrored form is the adjoint's,
 S_{t-1} = L_t (S_t + read_t dy_t^T) R_t^T: from the first position to the last, with dy for value and read for write,
 
     W <- right^T W;    D <- exp(step drift) * D;    update <- update + (D * read) (dy^T W).
