@@ -4,6 +4,7 @@ from pathlib import Path
 
 import architecture
 import beside
+import decoding
 import front
 import gpu
 import larger
@@ -22,6 +23,7 @@ if __name__ == "__main__":
     gpu.write(root)
     larger.write(root)
     turning.write(root)
+    decoding.write(root)
     beside.write(root)
     notebook.write(root)
     front.write(root)

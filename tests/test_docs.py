@@ -153,3 +153,11 @@ def test_the_page_on_clusters_shows_its_script_and_result():
     assert large.received > small.received
     assert small.fewest == larger.Cluster(ranks=8, length=small.length // 2).fewest * 2
     assert "| groups G | 64 |" in larger.table(larger.Cluster(d_model=128))
+
+
+def test_the_page_on_decoding_shows_its_result():
+    from docs import decoding
+
+    page = (ROOT / decoding.PAGE).read_text()
+    assert page == decoding.with_numbers(page, ROOT)
+    assert decoding.name("transformer 16 4096") == "Transformer, batch 16, context 4,096"

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from shippo_ssm import _private
-from shippo_ssm.engine import Emitter, Pointer, cache_directory, compiler, launch, parallel_for, run, simd
+from shippo_ssm.engine import Emitter, Pointer, cache_directory, compiler, launch, launch_integers, parallel_for, run, simd
 
 
 @pytest.fixture(autouse=True)
@@ -149,6 +149,36 @@ def test_records_may_be_nested_and_reach_the_vector_instructions():
     left, right, out = torch.randn(5, 11), torch.randn(11, 5).mT.requires_grad_(), torch.empty(5)
     launch(build_dot, 5, Nested(Pair(left, right), None, 2, out), length=11)
     torch.testing.assert_close(out, (left * right.detach()).sum(-1) + 2)
+
+
+class Places(NamedTuple):
+    pair: Pair
+    out: int
+
+
+def build_sums_of_short(storage):
+    @simd("float32", 8)
+    def add(emit: Emitter, places: Any, i: Any) -> None:
+        left, right = (emit.pointer(address, storage) for address in places.pair)
+        place = emit.times(i, 8)
+        total = emit.add(emit.load(left, place, padded=True), emit.load(right, place, padded=True))
+        emit.store(emit.pointer(places.out, "float32"), place, total, padded=True)
+
+    def kernel(places, start, stop):
+        for i in range(start, stop):
+            add(places, i)
+
+    return kernel
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.int8], ids=str)
+def test_records_of_addresses(dtype):
+    """Short numbers are widened when they are loaded."""
+    left, right = (torch.randint(-128, 127, (5, 8), dtype=torch.int8).to(dtype) for _ in range(2))
+    out = torch.empty(5, 8)
+    places = Places(Pair(left.data_ptr(), right.data_ptr()), out.data_ptr())
+    launch_integers(build_sums_of_short, 5, places, storage=str(dtype).removeprefix("torch."))
+    assert torch.equal(out, left.float() + right.float())
 
 
 def test_operands_of_another_dtype_take_another_kernel(compilations):

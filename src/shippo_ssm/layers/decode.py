@@ -270,7 +270,7 @@ def weights_of(linears: Sequence[nn.Linear]) -> Weights | None:
 def product(weights: Weights, x: Tensor) -> Tensor:
     """x [tokens, columns], contiguous, times the transposes of all weights: [tokens, rows], side by side."""
     matrices, dtype, stored, columns, rows, items = weights
-    tokens, storage = len(x), _NAMES[dtype]
+    tokens, storage = x.shape[0], _NAMES[dtype]
     out = torch.empty(tokens, rows, dtype=dtype)
     operands = Product(x.data_ptr(), out.data_ptr(), tokens, columns, rows, *matrices)
     fewest = _PRODUCT // (ROWS * columns * tokens) + 1
@@ -280,7 +280,7 @@ def product(weights: Weights, x: Tensor) -> Tensor:
 
 def project(weights: Weights | None, linears: Sequence[nn.Linear], x: Tensor) -> list[Tensor]:
     """x [tokens, D] through linear layers: one product where they are plain, else one call each."""
-    if weights is not None and len(x) <= FEW:
+    if weights is not None and x.shape[0] <= FEW:
         return [product(weights, x)]
     return [linear(x).contiguous() for linear in linears]
 

@@ -1,0 +1,42 @@
+"""The table of the page "Decoding", from `results/decode.json`, which `python -m benchmarks.decode` writes."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+PAGE = Path("docs", "decoding.md")
+MARKS = ("<!-- generated: decode -->\n", "<!-- end -->\n")
+RESULT = Path("results", "decode.json")
+
+
+def measured(root: Path) -> str:
+    """The lines of the committed run with their goals, and tokens per second."""
+    if str(root) not in sys.path:
+        sys.path.append(str(root))
+    from benchmarks.decode import table
+
+    run = json.loads((root / RESULT).read_text())
+    rates = [f"| {name(key)} | {rate:,.0f} |" for key, rate in run["tokens_per_second"].items()]
+    prefill = f"| a prompt of 512 tokens, in one scan | {run['prefill_tokens_per_second']:,.0f} |"
+    return "\n".join([table(run), "", "| batch and context | tokens per second |", "|---|---|", *rates, prefill, ""])
+
+
+def name(key: str) -> str:
+    """ "transformer 16 4096" in words."""
+    who, batch, *context = key.split()
+    words = {"ours": "SHiPPO", "transformer": "Transformer", "bfloat16": "SHiPPO, bfloat16", "int8": "SHiPPO, int8"}
+    return f"{words[who]}, batch {batch}" + "".join(f", context {int(length):,}" for length in context)
+
+
+def with_numbers(page: str, root: Path) -> str:
+    """The page with its tables between the marks."""
+    before, rest = page.split(MARKS[0])
+    return before + MARKS[0] + measured(root) + MARKS[1] + rest.split(MARKS[1])[1]
+
+
+def write(root: Path) -> None:
+    """Renew the tables of the page."""
+    page = root / PAGE
+    page.write_text(with_numbers(page.read_text(encoding="utf-8"), root), encoding="utf-8")
