@@ -1,6 +1,8 @@
 """The decode step: equal to the forward pass, whatever is cut, carried, written over, hooked, offloaded or traced."""
 
 import copy
+import gc
+import weakref
 from typing import Any
 
 import pytest
@@ -184,6 +186,11 @@ def test_whatever_becomes_of_the_weights_is_seen():
     again = layer.float().step(u)[0]
     layer.use_right = False
     assert not torch.equal(layer.step(u)[0], again)
+    # What is remembered keeps no layer alive.
+    gone = weakref.ref(layer)
+    del layer
+    gc.collect()
+    assert gone() is None
     with torch.inference_mode():
         make().step(u)
     with torch.enable_grad():

@@ -312,23 +312,23 @@ class Known(NamedTuple):
     """Facts, and where everything stood that they were taken from."""
 
     facts: Facts | None
+    switches: tuple[bool, bool]
     children: list[tuple[dict[str, Any], str, Any]]
-    """Modules, parameters and switches: who holds it, under which name, and what it was."""
+    """Modules and parameters: who holds it, under which name, and what it was."""
+    modules: list[nn.Module]
     hooks: list[dict[int, Any]]
-    own: list[dict[str, Any]]
-    """Attributes of the modules, among which a `forward` would be one of their own."""
     tensors: Sequence[Tensor]
     addresses: list[int]
 
-    def hold(self) -> bool:
-        """Whether nothing was replaced, moved or hooked since."""
+    def hold(self, switches: tuple[bool, bool]) -> bool:
+        """Whether nothing was switched, replaced, moved or hooked since."""
+        if self.switches != switches or any(self.hooks):
+            return False
         for holder, name, child in self.children:
             if holder.get(name) is not child:
                 return False
-        if any(self.hooks):
-            return False
-        for attributes in self.own:
-            if "forward" in attributes:
+        for module in self.modules:
+            if "forward" in module.__dict__:
                 return False
         return [tensor.data_ptr() for tensor in self.tensors] == self.addresses
 
@@ -337,20 +337,22 @@ _known: weakref.WeakKeyDictionary[nn.Module, Known] = weakref.WeakKeyDictionary(
 
 
 def recall_facts(layer: Shippo) -> Facts | None:
-    """`facts_of` a layer of plain CPU tensors, looked up anew only where something was replaced, moved or hooked."""
-    known = _known.get(layer)
-    if known is not None and known.hold():
+    """`facts_of` a layer of plain CPU tensors, looked up anew only where something was switched, replaced, moved or hooked."""
+    known, controller = _known.get(layer), layer.controller
+    switches = layer.use_right, controller.zero_suffix
+    if known is not None and known.hold(switches):
         return known.facts
-    controller = layer.controller
-    modules = [*layer.children(), *controller.children()]
-    facts, children = facts_of(layer), [(vars(layer), "use_right", layer.use_right)]
-    children += [(vars(controller), "zero_suffix", controller.zero_suffix)]
-    children += [(m._modules, name, child) for m in (layer, controller) for name, child in m._modules.items()]
+    facts, modules = facts_of(layer), [*layer.children(), *controller.children()]
+    if any(map(is_hooked, modules)):
+        # Not remembered: a hook may hold the layer, which would then never go.
+        _known.pop(layer, None)
+        return facts
+    children = [(m._modules, name, child) for m in (layer, controller) for name, child in m._modules.items()]
     children += [(m._parameters, name, child) for m in (layer, *modules) for name, child in m._parameters.items()]
     tensors = [child for _, _, child in children if isinstance(child, Tensor) and is_plain(child)]
     hooks = [hooks for module in modules for hooks in (module._forward_hooks, module._forward_pre_hooks)]
     addresses = [tensor.data_ptr() for tensor in tensors]
-    _known[layer] = Known(facts, children, hooks, [vars(module) for module in modules], tensors, addresses)
+    _known[layer] = Known(facts, switches, children, modules, hooks, tensors, addresses)
     return facts
 
 
