@@ -160,7 +160,7 @@ def test_bench_runs_the_folder_of_the_checkout(monkeypatch, capsys, tmp_path):
 def test_verify_returns_the_code_of_the_checks(monkeypatch, capsys, tmp_path):
     seen = {}
 
-    def verify(*, out, only, console):
+    def verify(*, out, only, console, wide):
         seen.update(out=out, only=only)
         return 1
 
@@ -196,10 +196,25 @@ def test_inspect_shows_a_recall_model_its_own_task(monkeypatch, capsys, tmp_path
     assert len(json.loads(out)) == 8
 
 
+def test_the_demo_goes_without_matplotlib_and_judges_its_full_length(monkeypatch, capsys, tmp_path):
+    from shippo_ssm.experiments.paired import demo
+    from shippo_ssm.lab.experiment import FinishedRow, Result
+
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    code, out, _ = call(monkeypatch, capsys, "demo", "--quick", "--out", str(tmp_path))
+    assert code == 0
+    assert "no picture: matplotlib is not installed" in out
+    row = FinishedRow("no-right-r8", "", {}, [0], {"pair_nmse": [1.0]}, {}, {}, 1.0)
+    result = Result("demo", "demo", {row.name: row}, {}, 1.0)
+    assert demo.experiment(3000).verdicts(result)["no-right-r8"] == (True, "cannot tell ab from ba")
+
+
 def test_demo_in_short(monkeypatch, capsys, tmp_path):
     code, out, _ = call(monkeypatch, capsys, "demo", "--quick", "--out", str(tmp_path))
     assert code == 0
-    assert "cannot tell ab from ba" in out
+    assert "too short to be judged" in out
+    assert "does not hold" not in out
     assert "R_t -> I: 1.0000" in out
+    assert "trained in 0:" in out
     assert (tmp_path / "demo.png").exists()
     assert "shippo table paired" in out

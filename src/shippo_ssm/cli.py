@@ -1,7 +1,7 @@
 """The command `shippo`: every table, figure, check and benchmark of the project behind one word each.
 
 Commands import what they need when they run, so that `shippo --help` is quick. What a user can get wrong (a
-`ValueError`, a missing file, an extra that is not installed) is printed as one line with the remedy, exit code 2;
+`ValueError`, a file that cannot be read or written, an extra that is not installed) is printed as one line with the remedy, exit code 2;
 Ctrl-C is 130.
 """
 
@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import enum
 import json
+import os
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NoReturn
@@ -37,7 +38,12 @@ START, EVIDENCE, CHECK = "Start here", "The paper's evidence", "Theory, speed, y
 Name = Annotated[str, typer.Argument(metavar="NAME", help="An experiment; `shippo list` names them.")]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON for machines.")]
 Preset = Annotated[str | None, typer.Option(help="Which size of the experiment; `shippo list` names them.")]
+Wide = Annotated[bool, typer.Option("--wide", help="Every column, also where the terminal is narrow.")]
 Smoke = Annotated[bool, typer.Option("--smoke", help="The same rows in seconds, for a first look (preset smoke).")]
+
+
+# Columns from which a terminal has room for all that `list` and `verify` have to say.
+WIDE = 110
 
 
 class Format(enum.StrEnum):
@@ -59,6 +65,28 @@ def _console(stderr: bool = False) -> Console:
     return console if console.is_terminal else Console(stderr=stderr, width=200)
 
 
+def _say(text: str) -> None:
+    """A line with a path in it: as it is, on one line."""
+    _console().print(text, markup=False, highlight=False, soft_wrap=True)
+
+
+def _version(asked: bool) -> None:
+    if asked:
+        from shippo_ssm import __version__
+
+        print(f"shippo {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _options(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version and leave.")
+    ] = False,
+) -> None:
+    pass
+
+
 def _preset(preset: str | None, smoke: bool) -> str | None:
     if smoke and preset not in (None, "smoke"):
         raise ValueError(f"--smoke and --preset {preset} exclude each other; give one of them")
@@ -76,6 +104,7 @@ def _result(name: str, preset: str | None, out: Path | None) -> tuple[Experiment
 def demo(
     out: Annotated[Path, typer.Option(help="Folder for the picture.")] = Path("runs/demo"),
     quick: Annotated[bool, typer.Option("--quick", help="Fewer steps: seconds instead of minutes.")] = False,
+    wide: Wide = False,
 ) -> None:
     """Train a memory that only writes and one that also transports, and see the difference.
 
@@ -83,11 +112,11 @@ def demo(
     """
     from shippo_ssm.experiments.paired.demo import main
 
-    main(out, console=_console(), quick=quick)
+    main(out, console=_console(), quick=quick, wide=wide)
 
 
 @app.command("list", rich_help_panel=START)
-def list_experiments(as_json: Json = False) -> None:
+def list_experiments(as_json: Json = False, wide: Wide = False) -> None:
     """What can be run: experiments, what each shows, and how long it takes.
 
     Example: [bold]shippo list[/]
@@ -102,10 +131,19 @@ def list_experiments(as_json: Json = False) -> None:
         return
     from rich.table import Table
 
-    table = Table("Name", "What it shows", "Protocol", "Two cores", "Presets", show_lines=True)
-    for e in experiments:
-        table.add_row(f"[bold]{e.name}", e.claim, e.protocol, e.wall_time, ", ".join(e.presets))
-    _console().print(table)
+    console = _console()
+    table = Table("Name", "What it shows", show_lines=True)
+    if wide or console.width >= WIDE:
+        for heading in ("Protocol", "Two cores", "Presets"):
+            table.add_column(heading)
+        for e in experiments:
+            table.add_row(f"[bold]{e.name}", e.claim, e.protocol, e.wall_time, ", ".join(e.presets))
+    else:
+        table.add_column("Two cores", min_width=12)
+        for e in experiments:
+            table.add_row(f"[bold]{e.name}", e.claim, e.wall_time)
+        table.caption = "--wide shows protocols and presets as well"
+    console.print(table, width=max(console.width, WIDE) if wide else None)
 
 
 @app.command(rich_help_panel=EVIDENCE)
@@ -121,6 +159,7 @@ def run(
     rows: Annotated[
         list[str] | None, typer.Option("--rows", "--row", help="Only these rows, with commas between; may be repeated.")
     ] = None,
+    wide: Wide = False,
 ) -> None:
     """Train an experiment and write its result; --resume continues an interrupted run, and adds rows and seeds to it.
 
@@ -128,7 +167,7 @@ def run(
     """
     from shippo_ssm.experiments import get
     from shippo_ssm.lab.runner import run as run_experiment
-    from shippo_ssm.lab.tables import as_text
+    from shippo_ssm.lab.tables import show
 
     experiment, preset = get(name), _preset(preset, smoke)
     if jobs is not None and jobs < 1:
@@ -146,10 +185,10 @@ def run(
         )
     except KeyboardInterrupt:
         again = " ".join(word for word in sys.argv[1:] if word not in ("--resume", "--force")) or f"run {name}"
-        _console(stderr=True).print(f"interrupted; continue with [bold]shippo {again} --resume[/]")
+        _console(stderr=True).print(f"interrupted; continue with `shippo {again} --resume`", markup=False, soft_wrap=True)
         raise
-    _console().print(as_text(experiment, result))
-    _console().print(f"written: {result.source}")
+    show(_console(), experiment, result, wide=wide)
+    _say(f"written: {result.source}")
 
 
 @app.command(rich_help_panel=EVIDENCE)
@@ -160,20 +199,23 @@ def table(
     preset: Preset = None,
     smoke: Smoke = False,
     as_json: Json = False,
+    wide: Wide = False,
 ) -> None:
-    """Our numbers over the paper's, with a verdict per row; from your run, else from the results that come with the checkout.
+    """Our numbers over the paper's, with a verdict per row; from your run, else from the results that come with the package.
 
     Example: [bold]shippo table paired --format markdown[/]
     """
     from shippo_ssm.lab import tables
+    from shippo_ssm.lab.experiment import blame
 
     experiment, result = _result(name, _preset(preset, smoke), out)
-    if as_json:
-        print(json.dumps(tables.as_data(experiment, result), indent=1))
-    elif format is Format.text:
-        _console().print(tables.as_text(experiment, result))
-    else:
-        print((tables.as_markdown if format is Format.markdown else tables.as_latex)(experiment, result))
+    with blame(result.source):
+        if as_json:
+            print(json.dumps(tables.as_data(experiment, result), indent=1))
+        elif format is Format.text:
+            tables.show(_console(), experiment, result, wide=wide)
+        else:
+            print((tables.as_markdown if format is Format.markdown else tables.as_latex)(experiment, result))
 
 
 @app.command(rich_help_panel=EVIDENCE)
@@ -196,11 +238,14 @@ def figure(
 
         overview(path)
     else:
+        from shippo_ssm.lab.experiment import blame
+
         experiment, result = _result(name, _preset(preset, smoke), run_folder)
         if experiment.figure is None:
             raise ValueError(f"{name} has a table but no figure; see `shippo table {name}`")
-        experiment.figure(result, path)
-    _console().print(f"written: {path}")
+        with blame(result.source):
+            experiment.figure(result, path)
+    _say(f"written: {path}")
 
 
 @app.command(rich_help_panel=EVIDENCE)
@@ -213,13 +258,14 @@ def report(out: Annotated[Path, typer.Option(help="HTML file to write.")] = Path
     from shippo_ssm.lab.report import write
 
     write(out, all_experiments())
-    _console().print(f"written: {out}")
+    _say(f"written: {out}")
 
 
 @app.command(rich_help_panel=CHECK)
 def verify(
     out: Annotated[Path | None, typer.Option(help="Write the checks and their residuals as JSON.")] = None,
     only: Annotated[str | None, typer.Option(help="Only the checks whose name contains this.")] = None,
+    wide: Wide = False,
 ) -> None:
     """Execute the paper's propositions, lemmas and theorems and print their residuals.
 
@@ -227,7 +273,8 @@ def verify(
     """
     from shippo_ssm.theory import verify as check
 
-    raise typer.Exit(check(out=out, only=only, console=_console()))
+    console = _console()
+    raise typer.Exit(check(out=out, only=only, console=console, wide=wide or console.width >= WIDE))
 
 
 @app.command(rich_help_panel=CHECK)
@@ -279,8 +326,9 @@ def inspect(
     if not rows:
         raise ValueError(f"{checkpoint} has no layer with a right action; there is nothing to inspect")
     from rich.table import Table
+    from rich.text import Text
 
-    grid = Table(*rows[0], title=f"Right actions of {checkpoint}")
+    grid = Table(*rows[0], title=Text(f"Right actions of {checkpoint}"))
     for row in rows:
         grid.add_row(*(f"{value:.3g}" if isinstance(value, float) else str(value) for value in row.values()))
     _console().print(grid)
@@ -304,7 +352,11 @@ def main() -> None:
         context = getattr(error, "ctx", None)
         command = "shippo" if context is None else context.command_path
         _fail(f"{error.format_message()} `{command} --help` says what it takes")
-    except (ValueError, FileNotFoundError, PermissionError, IsADirectoryError) as error:
+    except BrokenPipeError:
+        # Whoever read the output has had enough; there is nobody left to tell.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        raise SystemExit(0) from None
+    except (ValueError, OSError) as error:
         _fail(str(error))
     except typer.Abort:
         raise SystemExit(130) from None

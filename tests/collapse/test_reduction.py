@@ -189,3 +189,15 @@ def test_width_32_takes_less_than_a_second(sizes, rng):
 def test_bad_input(generators, options, words):
     with pytest.raises(ValueError, match=words):
         collapse(generators, **options)
+
+
+@pytest.mark.parametrize("scale", [1e155, 1e-200, 1e300, 1e-308])
+def test_the_answer_does_not_depend_on_the_scale(scale):
+    turns = torch.zeros(2, 3, 3, dtype=torch.float64)
+    turns[0, 0, 1], turns[0, 1, 0], turns[1, 2, 2] = -1.0, 1.0, 2.0
+    whole = torch.randn(2, 3, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    for family in (turns, whole):
+        assert collapse(scale * family).blocks == collapse(family).blocks
+        assert collapse(scale * family).status == collapse(family).status
+    assert collapse(scale * turns).blocks == (2, 1)
+    assert collapse(scale * whole).irreducible

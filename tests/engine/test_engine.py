@@ -56,12 +56,12 @@ def test_compiled_code_is_kept_on_disk(monkeypatch, tmp_path, compilations):
     for attempt in range(3):
         run._kernels.clear()
         assert scaled(3, 3.0, first=1) == [1.0, 3.0, 3.0]
-        (file,) = cache_directory().iterdir()
+        (file,) = (tmp_path / "new" / "cache").iterdir()
         assert len(compilations) == (1 if attempt < 2 else 2)
         if attempt == 1:
             file.write_bytes(b"damaged")
     assert scaled(2, 2.0) == [2.0, 2.0]
-    assert len(list(cache_directory().iterdir())) == 2
+    assert len(list((tmp_path / "new" / "cache").iterdir())) == 2
 
 
 def test_a_cache_that_cannot_be_written_costs_a_compilation_only(monkeypatch, tmp_path, compilations):
@@ -69,6 +69,41 @@ def test_a_cache_that_cannot_be_written_costs_a_compilation_only(monkeypatch, tm
     monkeypatch.setenv("SHIPPO_CACHE_DIR", str(tmp_path / "file" / "below"))
     assert scaled(2, 5.0) == scaled(2, 5.0) == [5.0, 5.0]
     assert len(compilations) == 1
+
+
+def test_no_home_directory_costs_a_compilation_only(monkeypatch, compilations):
+    """As in a container whose user has no entry in the list of users."""
+    import pwd
+
+    def nobody(uid):
+        raise KeyError(uid)
+
+    monkeypatch.setattr(pwd, "getpwuid", nobody)
+    for name in ("SHIPPO_CACHE_DIR", "XDG_CACHE_HOME", "HOME"):
+        monkeypatch.delenv(name, raising=False)
+    assert cache_directory() is None
+    assert scaled(2, 6.0) == scaled(2, 6.0) == [6.0, 6.0]
+    assert len(compilations) == 1
+
+
+def test_what_a_killed_write_left_goes(monkeypatch, tmp_path, compilations):
+    """An hour later; and a write that fails leaves nothing."""
+    monkeypatch.setenv("SHIPPO_CACHE_DIR", str(tmp_path))
+    young, old = tmp_path / "a.kernel1.part", tmp_path / "b.kernel2.part"
+    young.touch()
+    old.touch()
+    os.utime(old, (0, 0))
+    assert scaled(2, 7.0) == [7.0, 7.0]
+    assert young.exists()
+    assert not old.exists()
+    assert len(compilations) == 1
+
+    def full(*paths):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "replace", full)
+    assert scaled(2, 8.0) == [8.0, 8.0]
+    assert [part.name for part in tmp_path.glob("*.part")] == [young.name]
 
 
 def test_first_compilation_is_said_once(monkeypatch, tmp_path, capsys, caplog):

@@ -31,6 +31,7 @@ def test_a_failed_write_leaves_the_old_file(tmp_path, monkeypatch):
     with pytest.raises(OSError, match="no space"):
         store.write_json(path, {"a": 2})
     assert store.read_json(path) == {"a": 1}
+    assert [file.name for file in tmp_path.iterdir()] == ["result.json"]
     path.write_text("{")
     with pytest.raises(ValueError, match="not valid JSON"):
         store.read_json(path)
@@ -41,7 +42,7 @@ def test_results_are_found_in_order(tmp_path, monkeypatch, toy):
     monkeypatch.setattr(store, "checkout", lambda: tmp_path / "source")
     with pytest.raises(FileNotFoundError, match="shippo run toy"):
         toy.result()
-    row = {"name": "plain", "label": "", "config": {}, "seeds": [], "metrics": {}, "curves": {}, "notes": {}, "seconds": 1.0}
+    row = {"name": "plain", "label": "", "config": {}, "seeds": [0], "metrics": {}, "curves": {}, "notes": {}, "seconds": 1.0}
     content = {"experiment": "toy", "preset": "full", "rows": [row], "versions": {}, "wall_seconds": 1.0}
     shipped = tmp_path / "source" / "results" / "toy.json"
     store.write_json(shipped, content)

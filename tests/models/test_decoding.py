@@ -105,6 +105,7 @@ def language_models():
     return models
 
 
+@pytest.mark.works_with("Assisted generation")
 @pytest.mark.filterwarnings("ignore:Passing `generation_config`")
 def test_assisted_generation_gives_the_greedy_tokens_of_100_prompts(language_models):
     model, assistant = language_models
@@ -118,6 +119,7 @@ def test_assisted_generation_gives_the_greedy_tokens_of_100_prompts(language_mod
         assert torch.equal(model.generate(ids, attention_mask=mask, **options, **helper), plain)
 
 
+@pytest.mark.works_with("Assisted generation")
 @torch.no_grad()
 def test_the_cache_goes_back_to_what_it_recorded(language_models):
     from transformers import DynamicCache

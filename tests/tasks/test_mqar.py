@@ -241,8 +241,8 @@ def test_examples_in_the_docstrings():
     ("change", "message"),
     [
         ({"library": "shears"}, "`library` is 'shears'; expected one of 'nonreducible'"),
-        ({"length": 0}, "length is 0"),
-        ({"num_active": 300}, "num_active is 300; expected 1 to num_keys = 256"),
+        ({"length": 0}, "`length` is 0"),
+        ({"num_active": 300}, "`num_active` is 300; expected 1 to num_keys = 256"),
         ({"p_op": 0.6}, "a sum of 1"),
         ({"p_op": 0.78, "p_query": 0.0}, "p_query > 0"),
         ({"seed": -1}, "`seed` is -1"),

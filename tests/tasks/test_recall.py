@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 import pytest
 import torch
@@ -115,9 +117,9 @@ def test_scores_of_known_answers():
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: MQAR(length=63), "`length` is 63 with 4 pairs; expected an even length"),
+        (lambda: MQAR(length=63), "`length` is 63 with `num_pairs` = 4; expected an even length"),
         (lambda: MQAR(length=14), "at least 4 num_pairs"),
-        (lambda: MQAR(num_pairs=0), "num_pairs >= 1"),
+        (lambda: MQAR(num_pairs=0), "`num_pairs` is 0"),
         (lambda: MQAR(vocab_size=8), "`vocab_size` is 8; expected an even number of at least"),
         (lambda: MQAR(power=0.0), "`power` is 0.0"),
         (lambda: MQAR(seed=-3), "`seed` is -3"),
@@ -128,3 +130,18 @@ def test_scores_of_known_answers():
 def test_bad_calls_are_refused(make, message):
     with pytest.raises(ValueError, match=message):
         make()
+
+
+def test_a_diverged_model_knows_nothing():
+    """The largest of NaNs is some class, which would be right by chance."""
+    from shippo_ssm.tasks import LanguageTask, TextTask, TransportMQAR, WordTask
+
+    def nan(size, *more):
+        return lambda tokens: torch.full((*tokens.shape[:2], *more, size), float("nan"))
+
+    assert MQAR(vocab_size=20, length=12, num_pairs=2).evaluate(nan(20), 8).accuracy == 0
+    assert WordTask(length=4).evaluate(nan(60), 8).prefix == 0
+    language = LanguageTask(name="parity", max_length=4)
+    assert language.evaluate(nan(language.vocab_size), 8).accuracy == 0
+    assert TransportMQAR(length=16).evaluate(nan(31, 4), 8).coordinate == 0
+    assert math.isnan(TextTask(length=8).evaluate(nan(256), 2).bits_per_token)

@@ -22,6 +22,7 @@ import torch
 from torch import Tensor, nn
 
 from shippo_ssm._dtypes import compute_dtype
+from shippo_ssm._expect import expect_size
 
 
 class Factor(ABC):
@@ -84,8 +85,7 @@ class RightAction(nn.Module, ABC):
 
     def __init__(self, width: int, coordinates: Sequence[str]) -> None:
         super().__init__()
-        if isinstance(width, bool) or not isinstance(width, int) or width < 1:
-            raise ValueError(f"{type(self).__name__}: `width` is {width!r}; expected a positive integer")
+        expect_size(type(self).__name__, "width", width)
         self.width = width
         self.coordinates = tuple(coordinates)
         self.num_coordinates = len(self.coordinates)

@@ -23,7 +23,7 @@ from shippo_ssm.actions.base import Factor
 
 def check_index(name: str, index: int, width: int) -> int:
     """Raise where an index is not a channel of a group of this width."""
-    if not isinstance(index, int) or not 0 <= index < width:
+    if isinstance(index, bool) or not isinstance(index, int) or not 0 <= index < width:
         raise ValueError(f"factor: `{name}` is {index!r}; expected a channel, an integer in 0..{width - 1}")
     return index
 

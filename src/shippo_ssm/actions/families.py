@@ -26,6 +26,7 @@ import torch
 from torch import Tensor, nn
 
 from shippo_ssm._dtypes import compute_dtype
+from shippo_ssm._expect import expect_size
 from shippo_ssm._private import real_numbers, values_visible
 from shippo_ssm.actions._rotation_kernels import build_rotation
 from shippo_ssm.actions.base import Factor, Inline, RightAction, check_state, not_finite
@@ -72,7 +73,9 @@ class Factored(RightAction):
         rank: int = 0,
         bounded: bool = False,
     ) -> None:
-        pairs = channel_pairs(width) if isinstance(width, int) else []
+        # Names need the width before `super().__init__` has a chance to refuse it.
+        expect_size(type(self).__name__, "width", width)
+        pairs = channel_pairs(width)
         names = [f"d[{i}]" for i in range(width)] if diagonal else []
         names += [f"theta[{i},{j}]" for i, j in pairs] if rotations else []
         names += [f"eta[{i},{j}]" for i, j in pairs] if shears else []
@@ -509,8 +512,8 @@ class Oracle(RightAction):
         super().__init__(width, entry_names("R", width) if isinstance(width, int) else [])
 
     def dense(self, coords: Tensor, step: Tensor | float) -> Tensor:
-        step_ndim = step.ndim if isinstance(step, Tensor) else coords.ndim - 1
-        if coords.ndim == step_ndim + 2 and coords.shape[-2:] == (self.width, self.width):
+        step_ndim = step.ndim if isinstance(step, Tensor) else -1
+        if isinstance(coords, Tensor) and coords.ndim == step_ndim + 2 and coords.shape[-2:] == (self.width, self.width):
             coords = coords.flatten(-2)
         self.check(coords, step)
         return coords.unflatten(-1, (self.width, self.width))

@@ -54,6 +54,8 @@ NILPOTENT = 0.03
 EXACT = 1e-13
 # A split that leaves more than this outside its blocks is refused.
 LARGEST_RESIDUAL = 1e-4
+# A tolerance from here on would call anything zero.
+LARGEST_TOL = 1e-2
 # Random elements of the commutant that are tried before a block counts as one that does not split.
 TRIES = 8
 
@@ -309,21 +311,32 @@ def decompose(matrices: Array, noise: float) -> tuple[list[Array], bool]:
     return out, decided
 
 
-def as_family(generators: Tensor | Array) -> tuple[Array, float]:
-    """Generators as float64 [M, P, P], and the tolerance that suits their dtype."""
-    single = isinstance(generators, Tensor) and generators.dtype in (torch.float32, torch.float16, torch.bfloat16)
+def as_family(generators: Tensor | Array) -> tuple[Array, float | None]:
+    """Generators as float64 [M, P, P] and the tolerance that suits their dtype; `None` where none does."""
+    default = 1e-7
     if isinstance(generators, Tensor):
-        default = 1e-7 if not single else 32.0 * torch.finfo(generators.dtype).eps
-        family = generators.detach().cpu().double().numpy()
-    else:
-        default, family = 1e-7, np.asarray(generators, dtype=np.float64)
-    if family.ndim != 3 or family.shape[1] != family.shape[2] or 0 in family.shape:
+        if generators.dtype in (torch.float32, torch.float16, torch.bfloat16):
+            default = 32.0 * torch.finfo(generators.dtype).eps
+        # NumPy has no bfloat16.
+        generators = generators.detach().cpu() if generators.is_complex() else generators.detach().cpu().double()
+    try:
+        given = np.asarray(generators)
+        if np.iscomplexobj(given):
+            raise ValueError("complex")
+        given = given.astype(np.float64)
+    except (TypeError, ValueError):
+        # The blocks are over the reals; a complex number is a 2 x 2 matrix there.
         raise ValueError(
-            f"collapse: `generators` has shape {family.shape}; expected square matrices [M, P, P] with M, P >= 1; stack them"
+            f"collapse: `generators` is {generators!r:.60}; expected real matrices [M, P, P] of one size; stack them, and write "
+            "complex entries as 2 x 2 blocks"
+        ) from None
+    if given.ndim != 3 or given.shape[1] != given.shape[2] or 0 in given.shape:
+        raise ValueError(
+            f"collapse: `generators` has shape {given.shape}; expected square matrices [M, P, P] with M, P >= 1; stack them"
         )
-    if not np.isfinite(family).all():
+    if not np.isfinite(given).all():
         raise not_finite("collapse", "generators")
-    return family, default
+    return given, default if default < LARGEST_TOL else None
 
 
 def collapse(generators: Tensor | Array, tol: float | None = None) -> Reduction:
@@ -350,12 +363,21 @@ def collapse(generators: Tensor | Array, tol: float | None = None) -> Reduction:
         ((1, 1), True)
     """
     family, default = as_family(generators)
+    if tol is None and default is None:
+        raise ValueError(
+            "collapse: `generators` are in half precision, whose rounding hides blocks; expected float32 or float64; compute "
+            f"them in a wider type, or pass `tol` below {LARGEST_TOL} if they are that exact"
+        )
     tol = default if tol is None else tol
-    if not 0.0 < tol < 1e-2:
-        raise ValueError(f"collapse: `tol` is {tol}; expected a number between 0 and 0.01; it is relative to the norm")
-    norm = np.sqrt((family**2).sum())
-    if norm > 0.0:
-        family = family / norm
+    if not isinstance(tol, int | float) or not 0.0 < tol < LARGEST_TOL:
+        raise ValueError(
+            f"collapse: `tol` is {tol!r}; expected a number between 0 and {LARGEST_TOL}; it is relative to the norm"
+        )
+    # The answer does not depend on the scale, but squares of 1e155 or 1e-200 would.
+    largest = np.abs(family).max()
+    if largest > 0.0:
+        family = family / largest
+        family = family / np.sqrt((family**2).sum())
     # Many realised actions span few directions; the recursion works on those.
     small = compress(family)
     bases, decided = decompose(small, tol)

@@ -20,6 +20,7 @@ import os
 import platform
 import sys
 import tempfile
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -34,23 +35,28 @@ logger = logging.getLogger("shippo_ssm")
 Kinds = tuple[Any, ...]
 
 _announced = False
+_PART = ".part"
 
 
-def cache_directory() -> Path:
+def cache_directory() -> Path | None:
     """Where compiled kernels are kept: `$SHIPPO_CACHE_DIR`, or `shippo-ssm` in the user's cache directory.
 
     Returns:
-        The directory; it need not exist and need not be writable.
+        The directory; it need not exist and need not be writable. `None` where there is no home, as in a container whose user
+        has no entry.
     """
     if override := os.environ.get("SHIPPO_CACHE_DIR"):
         return Path(override)
     if xdg := os.environ.get("XDG_CACHE_HOME"):
         return Path(xdg) / "shippo-ssm"
-    if sys.platform == "win32":
-        return Path(os.environ.get("LOCALAPPDATA") or Path.home() / "AppData" / "Local") / "shippo-ssm" / "Cache"
-    if sys.platform == "darwin":
-        return Path.home() / "Library" / "Caches" / "shippo-ssm"
-    return Path.home() / ".cache" / "shippo-ssm"
+    try:
+        if sys.platform == "win32":
+            return Path(os.environ.get("LOCALAPPDATA") or Path.home() / "AppData" / "Local") / "shippo-ssm" / "Cache"
+        if sys.platform == "darwin":
+            return Path.home() / "Library" / "Caches" / "shippo-ssm"
+        return Path.home() / ".cache" / "shippo-ssm"
+    except RuntimeError:
+        return None
 
 
 def compile_kernel(builder: Callable[..., Callable], kinds: Kinds, constants: dict[str, Any]) -> Callable[..., None]:
@@ -62,7 +68,8 @@ def compile_kernel(builder: Callable[..., Callable], kinds: Kinds, constants: di
     import numba
 
     digest = _digest(builder, kinds, constants)
-    file = cache_directory() / f"{builder.__name__}-{digest}.kernel" if Path(inspect.getfile(builder)).exists() else None
+    folder = cache_directory() if Path(inspect.getfile(builder)).exists() else None
+    file = None if folder is None else folder / f"{builder.__name__}-{digest}.kernel"
     function: Any = builder(**constants)
     # Machine code is linked by name. Numba counts names in each process anew, so one from disk could meet a stranger.
     function.__name__ = function.__qualname__ = f"{function.__name__}_{digest}"
@@ -130,7 +137,7 @@ def _announce(name: str) -> None:
     logger.info("compiling %s for this machine", name)
     if not _announced and sys.stderr is not None and sys.stderr.isatty():
         print(
-            f"shippo: compiling kernels for this machine, once; kept in {cache_directory()}",
+            f"shippo: compiling kernels for this machine; kept in {cache_directory() or 'memory only, there is no home directory'}",
             file=sys.stderr,
             flush=True,
         )
@@ -156,9 +163,22 @@ def _save(file: Path | None, result: Any) -> None:
         return
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
+        _remove_old_parts(file.parent)
         # Written aside and renamed, so that a reader sees a whole file or none.
-        with tempfile.NamedTemporaryFile(dir=file.parent, prefix=file.name, delete=False) as part:
-            part.write(_private.pack_compiled(result))
-        os.replace(part.name, file)
+        part = tempfile.NamedTemporaryFile(dir=file.parent, prefix=file.name, suffix=_PART, delete=False)  # noqa: SIM115
+        try:
+            with part:
+                part.write(_private.pack_compiled(result))
+            os.replace(part.name, file)
+        except OSError:
+            Path(part.name).unlink(missing_ok=True)
+            raise
     except OSError as error:
         logger.info("compiled kernel is not kept: %s", error)
+
+
+def _remove_old_parts(folder: Path) -> None:
+    """Remove what killed processes were writing; what is younger than an hour may still be written."""
+    for part in folder.glob(f"*{_PART}"):
+        if time.time() - part.stat().st_mtime > 3600:
+            part.unlink(missing_ok=True)

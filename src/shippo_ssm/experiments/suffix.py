@@ -111,6 +111,7 @@ EXPERIMENT = Experiment(
     train=train,
     columns=mqar.COLUMNS,
     judge=judge,
+    main=("coordinate_4096", "exact_128", "exact_4096"),
     stack=1,
     highlights=(Highlight("zeroed", "exact_4096", "the same weights, right coordinates zeroed: exact"),),
 )

@@ -18,7 +18,8 @@ from __future__ import annotations
 import functools
 import math
 import statistics
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, TypeVar
@@ -153,6 +154,17 @@ class Verdict(NamedTuple):
     text: str
 
 
+class Part(dict[str, Any]):
+    """Metrics, curves, notes or configuration of a row: what is asked for and not there is a `ValueError` that names the file."""
+
+    def __init__(self, content: dict[str, Any], where: str) -> None:
+        super().__init__(content)
+        self.where = where
+
+    def __missing__(self, key: str) -> Any:
+        raise ValueError(f"{self.where} has no {key!r}; expected what a run of this version writes; run the experiment again")
+
+
 class FinishedRow(NamedTuple):
     """A finished row, as `Result` reads it from the result file."""
 
@@ -166,7 +178,10 @@ class FinishedRow(NamedTuple):
     seconds: float
 
     def mean(self, key: str) -> float:
-        return statistics.fmean(self.metrics[key])
+        """Mean over seeds."""
+        values = self.metrics[key]
+        # `statistics.fmean` refuses infinities of both signs and an overflow; a diverged run must still be printed.
+        return sum(values) / len(values)
 
     def std(self, key: str) -> float:
         """Sample standard deviation over seeds; 0 for a single seed."""
@@ -189,14 +204,77 @@ class Result:
     source: str = ""
 
     @classmethod
-    def from_json(cls, content: dict[str, Any], source: str = "") -> Result:
-        rows = {row["name"]: FinishedRow(*(row[key] for key in FinishedRow._fields)) for row in content["rows"]}
-        return cls(content["experiment"], content["preset"], rows, content["versions"], content["wall_seconds"], source)
+    def from_json(cls, content: Any, source: str = "") -> Result:
+        """A result file's content, checked: what is missing or of another type is a `ValueError` that names it."""
+        facts = _fields(content, source, experiment=str, preset=str, rows=list, versions=dict, wall_seconds=(int, float))
+        rows = {}
+        for place, row in enumerate(facts["rows"]):
+            found = _fields(row, f"{source}: row {place}", **ROW)
+            where = f"{source}: row {found['name']!r}"
+            if not found["seeds"]:
+                raise ValueError(f"{where} has no seeds; expected at least one; run the experiment again")
+            for key, values in found["metrics"].items():
+                numbers = isinstance(values, list) and all(type(value) in (int, float) for value in values)
+                if not numbers or len(values) != len(found["seeds"]):
+                    raise ValueError(
+                        f"{where} has {values!r} as its metric {key!r}; expected {len(found['seeds'])} numbers, one per seed; "
+                        "run the experiment again"
+                    )
+            if not isinstance(found["config"].get("steps", 0), int):
+                raise ValueError(f"{where} has {found['config']['steps']!r} steps; expected a number; run the experiment again")
+            parts = {key: Part(value, f"{where}: `{key}`") for key, value in found.items() if isinstance(value, dict)}
+            rows[found["name"]] = FinishedRow(**found | parts)
+        versions = Part(facts["versions"], f"{source}: `versions`")
+        return cls(facts["experiment"], facts["preset"], rows, versions, facts["wall_seconds"], source)
 
     @classmethod
     def read(cls, path: Path) -> Result:
-        """The result in a file; one of a checkout's `results/` is named without the folders above."""
+        """The result in a file; one of `results/` is named without the folders above."""
         return cls.from_json(store.read_json(path), f"results/{path.name}" if path.parent.name == "results" else str(path))
+
+
+# What a row of a result file holds; a label is shown, a name is looked up.
+ROW: dict[str, Any] = {
+    "name": str,
+    "label": str,
+    "config": dict,
+    "seeds": list,
+    "metrics": dict,
+    "curves": dict,
+    "notes": dict,
+    "seconds": (int, float),
+}
+_WORDS = {dict: "an object", list: "a list", str: "a text"}
+
+
+def _fields(content: Any, where: str, **types: Any) -> dict[str, Any]:
+    """The named fields of a JSON object, each of its type."""
+    if not isinstance(content, dict):
+        raise ValueError(
+            f"{where} holds {_shown(content)}; expected an object with {', '.join(types)}; run the experiment again"
+        )
+    for key, kind in types.items():
+        if key not in content:
+            raise ValueError(f"{where} has no {key!r}; expected an object with {', '.join(types)}; run the experiment again")
+        if not isinstance(content[key], kind) or isinstance(content[key], bool):
+            expected = _WORDS.get(kind, "a number")
+            raise ValueError(f"{where} has {_shown(content[key])} as {key!r}; expected {expected}; run the experiment again")
+    return {key: content[key] for key in types}
+
+
+def _shown(thing: Any) -> str:
+    text = repr(thing)
+    return text if len(text) <= 40 else f"{text[:37]}..."
+
+
+@contextmanager
+def blame(source: Any) -> Iterator[None]:
+    """What goes wrong while the content of a file is shown is a `ValueError` that names the file."""
+    try:
+        yield
+    except (TypeError, KeyError, IndexError, AttributeError) as error:
+        what = f"{type(error).__name__}: {error}"
+        raise ValueError(f"{source} holds what cannot be shown ({what}); expected what a run writes; make it again") from error
 
 
 def by_row(judge: Callable[[FinishedRow, Result], Verdict | None]) -> Callable[[Result], dict[str, Verdict]]:
@@ -237,6 +315,10 @@ class Experiment:
     """Time of a row's step beside that of the others: the slowest rows begin first, so that workers end together."""
     figure: Callable[[Result, Path], None] | None = None
     highlights: tuple[Highlight, ...] = ()
+    main: tuple[str, ...] = ()
+    """Keys of the two or three columns that a narrow table keeps; by default the first three."""
+    unjudged: tuple[str, ...] = ("smoke", "quick")
+    """Presets that are over too soon to show anything: their rows get no verdict."""
 
     @property
     def default_preset(self) -> str:
@@ -253,12 +335,16 @@ class Experiment:
             raise ValueError(f"{self.name}: `preset` is {preset!r}; expected one of {', '.join(self.presets)}")
         return self.presets[preset]()
 
+    def verdicts(self, result: Result) -> dict[str, Verdict]:
+        """Row name -> verdict; none at all for a preset that is not judged."""
+        return {} if result.preset in self.unjudged else self.judge(result)
+
     def folder(self, preset: str | None = None) -> Path:
         """runs/NAME for the default preset, runs/NAME-PRESET for another: a smoke run never hides a full one."""
         return store.RUNS / (self.name if preset in (None, self.default_preset) else f"{self.name}-{preset}")
 
     def result(self, folder: Path | None = None, *, preset: str | None = None) -> Result:
-        """What a run left: in `folder` (or a result file), else in `runs/` here, else in the `results/` of the checkout.
+        """What a run left: in `folder` (or a result file), else in `runs/` here, else the result that comes with the package.
 
         Raises:
             FileNotFoundError: there is none; the message names the command that makes one.
@@ -268,9 +354,8 @@ class Experiment:
             places = [folder if folder.suffix == ".json" else folder / "result.json"]
         else:
             places = [self.folder(preset) / "result.json"]
-            root = store.checkout()
-            if root is not None and preset in (None, self.default_preset):
-                places.append(root / "results" / f"{self.name}.json")
+            if preset in (None, self.default_preset):
+                places.append(store.committed() / f"{self.name}.json")
         path = next((place for place in places if place.exists()), None)
         if path is None:
             option = "" if preset in (None, self.default_preset) else f" --preset {preset}"

@@ -10,6 +10,7 @@ from typing import Any
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, TextColumn
 from rich.progress import Progress as Bars
+from rich.table import Column
 
 from shippo_ssm.lab.experiment import Progress
 
@@ -102,9 +103,18 @@ class Live(Display):
 
     @contextmanager
     def show(self, name: str, units: list[Any], open_units: set[int], jobs: int) -> Iterator[None]:
-        columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TextColumn("[dim]{task.fields[note]}")
+        # Widths that add up to the terminal's: otherwise rich takes the room from the bar first.
+        name_width, bar_width, count_width = 24, min(40, max(10, self.console.width // 5)), 13
+        room = max(1, self.console.width - name_width - bar_width - count_width - 3)
+        cut = {"no_wrap": True, "overflow": "ellipsis"}
+        columns = (
+            TextColumn("{task.description}", markup=False, table_column=Column(max_width=name_width, **cut)),
+            BarColumn(bar_width),
+            MofNCompleteColumn(table_column=Column(max_width=count_width, **cut)),
+            TextColumn("{task.fields[note]}", style="dim", markup=False, table_column=Column(max_width=room, **cut)),
+        )
         with super().show(name, units, open_units, jobs), Bars(*columns, console=self.console) as self.bars:
-            self.whole = self.bars.add_task(f"[bold]{name}", total=self.total, completed=self.done, note="")
+            self.whole = self.bars.add_task(name, total=self.total, completed=self.done, note="")
             self.tasks: dict[int, Any] = {}
             yield
 

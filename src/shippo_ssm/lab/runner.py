@@ -29,7 +29,7 @@ import torch
 from shippo_ssm.lab.experiment import Experiment, Progress, Result, RowResult, Session
 from shippo_ssm.lab.memory import keep_freed_memory
 from shippo_ssm.lab.progress import Display, make_display
-from shippo_ssm.lab.store import as_json, read_json, versions, write_json
+from shippo_ssm.lab.store import as_json, read_json, remove_halves, versions, write_json
 
 Train = Callable[[Any, tuple[int, ...], Session], RowResult]
 
@@ -52,11 +52,12 @@ class Unit(NamedTuple):
 
 
 class Failure(NamedTuple):
-    """A unit that raised, with its traceback as text."""
+    """A unit that raised, with its traceback as text; what the system refused (a full disk) needs none."""
 
     unit: Unit
     error: str
     trace: str
+    of_system: bool
 
 
 def cut(rows: tuple[Any, ...], experiment: Experiment) -> list[Unit]:
@@ -103,7 +104,7 @@ def _work(train: Train, folder: Path, threads: int, tasks, events) -> None:
             finish_unit(train, unit, folder, events.put)
             events.put(unit)
         except Exception as error:
-            events.put(Failure(unit, str(error), traceback.format_exc()))
+            events.put(Failure(unit, str(error), traceback.format_exc(), isinstance(error, OSError)))
             return
 
 
@@ -137,6 +138,8 @@ def _parallel(experiment: Experiment, units: list[Unit], folder: Path, display: 
                         "the worker processes ended before their work was done; run again with --resume"
                     ) from None
                 continue
+            if isinstance(event, Failure) and event.of_system:
+                raise OSError(f"row {event.unit.config.name!r}: {event.error}; continue with --resume")
             if isinstance(event, Failure):
                 raise RuntimeError(f"row {event.unit.config.name!r} failed: {event.error}\n{event.trace}")
             if isinstance(event, Progress):
@@ -286,6 +289,7 @@ def run(
     finally:
         manifest["wall_seconds"] = earlier + time.monotonic() - begun
         write_json(folder / "manifest.json", manifest)
+        remove_halves(folder)
         with contextlib.suppress(OSError):
             (folder / "checkpoints").rmdir()
         result = assemble(experiment, held, cut(held, experiment), folder, manifest)

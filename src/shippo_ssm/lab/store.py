@@ -30,11 +30,22 @@ def write_atomic(path: Path, data: bytes) -> None:
     """Put `data` at `path` so that a reader, or a kill, never sees half of it."""
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    with open(temporary, "wb") as file:
-        file.write(data)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(temporary, path)
+    try:
+        with open(temporary, "wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+    except OSError:
+        # A disk that is full keeps no half of a file.
+        temporary.unlink(missing_ok=True)
+        raise
+
+
+def remove_halves(folder: Path) -> None:
+    """Remove what a killed `write_atomic` left in a folder in which nobody writes any more."""
+    for half in folder.rglob(".*.tmp"):
+        half.unlink(missing_ok=True)
 
 
 def write_json(path: Path, content: Any) -> None:
@@ -45,8 +56,9 @@ def write_json(path: Path, content: Any) -> None:
 def read_json(path: Path) -> Any:
     """Read a JSON file; a damaged one is a `ValueError` that names it."""
     try:
-        return json.loads(path.read_text())
-    except json.JSONDecodeError as error:
+        return json.loads(path.read_text(encoding="utf-8"))
+    # Bytes that are no text, no JSON, or lists in lists without end.
+    except (ValueError, RecursionError) as error:
         raise ValueError(f"{path} is not valid JSON ({error}); delete it and run the experiment again") from error
 
 
@@ -96,3 +108,8 @@ def checkout() -> Path | None:
     """The folder of the source checkout this package runs from, or `None` for an installed wheel."""
     root = Path(__file__).resolve().parents[3]
     return root if (root / "pyproject.toml").exists() and (root / "src" / "shippo_ssm").exists() else None
+
+
+def committed() -> Path:
+    """The folder of the results that come with the package: `results/` of the checkout, which a wheel has inside."""
+    return (checkout() or Path(__file__).resolve().parents[1]) / "results"

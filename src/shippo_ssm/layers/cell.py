@@ -98,7 +98,15 @@ def shippo_cell(
         >>> y.flatten().tolist(), state.memory.item()
         ([0.5, 1.5], 1.5)
     """
-    op, kept, dtype = "shippo_cell", compute_dtype(value.dtype), value.dtype
+    op = "shippo_cell"
+    named = {"value": value, "write": write, "read": read, "step": step, "mix": mix, "drift": drift, "right": right}
+    for name, operand in named.items():
+        # Floats of any precision are taken, and brought to one; anything else is looked at before it is cast.
+        floats = isinstance(operand, Tensor) and operand.is_floating_point()
+        if not floats and (name != "right" or operand is not None):
+            came = f"has dtype {operand.dtype}" if isinstance(operand, Tensor) else f"is a {type(operand).__name__}"
+            raise ValueError(f"{op}: `{name}` {came}; expected a floating tensor; convert it with torch.as_tensor or .to()")
+    kept, dtype = compute_dtype(value.dtype), value.dtype
     given = Recurrence(value, write, read, step, drift, right).map(lambda tensor: tensor.to(kept))
 
     def check() -> dict[str, Any]:
@@ -116,18 +124,20 @@ def shippo_cell(
                     f"{op}: `mask` has dtype {mask.dtype}; expected torch.bool, True at real positions; use mask.bool()"
                 )
         if initial_state is not None:
-            _check_cell_state(op, initial_state, shapes)
+            _check_cell_state(op, initial_state, state_shapes())
         return describe_recurrence(given, cu_seqlens) | {
             "`initial_state` is there": initial_state is not None,
             "a gradient of `value` or another operand is asked for": asks_gradients(*given, mix, *(initial_state or ())),
         }
 
-    sequences, rank = value.shape[0] if cu_seqlens is None else cu_seqlens.shape[0] - 1, value.shape[3:-1]
-    shapes = {
-        "memory": (sequences, value.shape[2], read.shape[-1], value.shape[-1]),
-        "write": (sequences, value.shape[2], *rank, read.shape[-1]),
-        "value": (sequences, value.shape[2], *rank, value.shape[-1]),
-    }
+    def state_shapes() -> dict[str, tuple[int, ...]]:
+        sequences, rank = value.shape[0] if cu_seqlens is None else cu_seqlens.shape[0] - 1, value.shape[3:-1]
+        return {
+            "memory": (sequences, value.shape[2], read.shape[-1], value.shape[-1]),
+            "write": (sequences, value.shape[2], *rank, read.shape[-1]),
+            "value": (sequences, value.shape[2], *rank, value.shape[-1]),
+        }
+
     if group is None:
         check()
         segment = Segment(mask, cu_seqlens)
@@ -135,7 +145,7 @@ def shippo_cell(
         part = agree(op, group, check)
         segment = Segment(mask, None if cu_seqlens is None else part.bounds(op, cu_seqlens), part=part)
     if initial_state is None:
-        initial_state = CellState(*(value.new_zeros(shape) for shape in shapes.values()))
+        initial_state = CellState(*(value.new_zeros(shape) for shape in state_shapes().values()))
     before = CellState(*(tensor.to(kept) for tensor in initial_state))
     y, after = run_cell(given.normalised(), mix.to(kept), before, segment, backend)
     return y.to(dtype), after if output_final_state else None
@@ -239,11 +249,9 @@ def _check_cell_state(op: str, state: CellState, shapes: dict[str, tuple[int, ..
             f"{op}: `initial_state` is a {type(state).__name__}; expected a CellState, as an earlier call returned it"
         )
     for (name, shape), tensor in zip(shapes.items(), state):
-        if tuple(tensor.shape) != shape:
-            raise ValueError(
-                f"{op}: `initial_state.{name}` has shape {tuple(tensor.shape)}; expected {shape}; the state belongs to other "
-                "operands"
-            )
+        if not isinstance(tensor, Tensor) or tuple(tensor.shape) != shape:
+            came = f"has shape {tuple(tensor.shape)}" if isinstance(tensor, Tensor) else f"is a {type(tensor).__name__}"
+            raise ValueError(f"{op}: `initial_state.{name}` {came}; expected {shape}; the state belongs to other operands")
 
 
 def _enter(before: CellState, beta: Tensor, cu_seqlens: Tensor | None) -> Tensor:

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from shippo_ssm._dtypes import compute_dtype
+from shippo_ssm._expect import expect_real, expect_size
 from shippo_ssm.actions import RightAction, get_family
 from shippo_ssm.layers.mixer import Mixer, Segment
 from shippo_ssm.layers.online import OnlineMemory, online_memory
@@ -59,12 +60,13 @@ class LiftedMemory(Mixer[LiftState]):
 
     def __init__(self, memory: OnlineMemory, d_model: int, group_width: int, right: str | RightAction, step: float) -> None:
         super().__init__(d_model)
-        if group_width < 1 or d_model % group_width:
+        for name, size in (("d_model", d_model), ("group_width", group_width)):
+            expect_size("lift", name, size)
+        if d_model % group_width:
             raise ValueError(
                 f"lift: `group_width` is {group_width} with d_model = {d_model}; expected a divisor of d_model; choose another"
             )
-        if step <= 0:
-            raise ValueError(f"lift: `step` is {step}; expected a positive time between tokens")
+        expect_real("lift", "step", step, "a positive time between tokens", 0, open_end=True)
         self.memory, self.group_width, self.interval = memory, group_width, step
         self.num_groups = d_model // group_width
         self.right = get_family(right, group_width)

@@ -16,6 +16,8 @@ from typing import Any
 import numpy as np
 from scipy.linalg import expm
 
+from shippo_ssm._expect import expect_size
+
 NAMES = ("legs", "legt", "s4d")
 
 
@@ -95,6 +97,7 @@ def online_memory(measure: Any, d_state: int = 32, theta: float = 64.0) -> Onlin
         if measure not in NAMES:
             names = ", ".join(map(repr, NAMES))
             raise ValueError(f"lift: `measure` is {measure!r}; expected one of {names}, or an object with A and B")
+        expect_size("lift", "d_state", d_state)
         if measure == "s4d":
             return _s4d(d_state)
         # Loads on first use: few layers need the measures.

@@ -14,7 +14,9 @@ from __future__ import annotations
 from dataclasses import KW_ONLY, dataclass
 from typing import Any
 
+from shippo_ssm._expect import expect_real, expect_size
 from shippo_ssm.actions import RightAction
+from shippo_ssm.scan.dispatch import BACKENDS, unknown_backend
 
 # The previous start, as arguments: Shippo(d_model, **PAPER_START).
 PAPER_START: dict[str, Any] = {
@@ -107,9 +109,17 @@ class ShippoSpec:
 
     def __post_init__(self) -> None:
         for name in ("d_state", "d_conv", "group_width", "write_rank"):
-            expect_positive("Shippo", name, getattr(self, name))
-        if not 0 < self.dt_min <= self.dt_max:
+            expect_size("Shippo", name, getattr(self, name))
+        expect_size("Shippo", "controller_conv", self.controller_conv, "a number of taps, or 0 for none", 0)
+        for name in ("expand", "dt_min", "dt_max"):
+            expect_real("Shippo", name, getattr(self, name), "a number above 0", 0, open_end=True)
+        for name in ("initial_state_std", "right_std"):
+            expect_real("Shippo", name, getattr(self, name), "a standard deviation, 0 or more", 0)
+        expect_real("Shippo", "memory_length", self.memory_length, "at least one token", 1)
+        if self.dt_min > self.dt_max:
             raise ValueError(f"Shippo: `dt_min`, `dt_max` are {self.dt_min}, {self.dt_max}; expected 0 < dt_min <= dt_max")
+        if self.backend not in ("auto", *BACKENDS):
+            raise unknown_backend("Shippo", self.backend)
         for name, words in WORDS.items():
             if getattr(self, name) not in words:
                 choices = " or ".join(map(repr, words))
@@ -117,7 +127,7 @@ class ShippoSpec:
 
     def num_channels(self, d_model: int) -> int:
         """D = expand d_model, checked to be whole and a multiple of the group width."""
-        expect_positive("Shippo", "d_model", d_model)
+        expect_size("Shippo", "d_model", d_model)
         channels = int(self.expand * d_model)
         if channels < 1 or channels != self.expand * d_model:
             raise ValueError(f"Shippo: `expand` is {self.expand} with d_model = {d_model}; expected a whole number of channels")
@@ -127,9 +137,3 @@ class ShippoSpec:
                 f"of {channels}; choose another group_width or expand"
             )
         return channels
-
-
-def expect_positive(op: str, name: str, size: int) -> None:
-    """Raise where a size is not a positive integer."""
-    if isinstance(size, bool) or not isinstance(size, int) or size < 1:
-        raise ValueError(f"{op}: `{name}` is {size!r}; expected a positive integer")

@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from shippo_ssm._expect import expect_size
 from shippo_ssm.layers import Block, Mixer, Segment, Shippo, ShippoSpec, ShippoState
 
 
@@ -130,6 +131,8 @@ class CausalAttention(Mixer[AttentionCache]):
 
     def __init__(self, d_model: int, n_heads: int) -> None:
         super().__init__(d_model)
+        for name, size in (("d_model", d_model), ("n_heads", n_heads)):
+            expect_size("CausalAttention", name, size)
         if d_model % (2 * n_heads):
             raise ValueError(
                 f"CausalAttention: `d_model` is {d_model} with n_heads = {n_heads}; expected a multiple of {2 * n_heads}"

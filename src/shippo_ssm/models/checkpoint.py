@@ -1,8 +1,8 @@
 """Checkpoints of a `SequenceModel`: a folder with `model.safetensors` and `config.json`. Loading never unpickles.
 
 Data path: the configuration goes to JSON field by field, with the format's version and whatever notes the caller adds; the
-tensors go to safetensors under their state-dict names. Loading builds the model from the configuration and refuses unknown or
-missing keys and tensors. An embedding or head of one's own is code, not data: give it to `load_checkpoint` again.
+tensors go to safetensors under their state-dict names. Loading refuses unknown or missing keys and tensors, and sizes that do
+not fit, before it builds anything. An embedding or head of one's own is code, not data: give it to `load_checkpoint` again.
 """
 
 from __future__ import annotations
@@ -10,11 +10,13 @@ from __future__ import annotations
 import dataclasses
 import json
 import logging
+import math
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
 from torch import nn
 
 from shippo_ssm.layers import PAPER_START
@@ -27,6 +29,20 @@ VERSION = 2
 # What the first version called otherwise, and how its models started: it wrote down neither.
 RENAMED = {".attention_norm.": ".norm.", ".attention.": ".mixer."}
 FIRST_START = {name: value for name, value in PAPER_START.items() if name != "right"} | {"frame_init": "random"}
+
+# Sizes of a model; none of them is above the number of its parameters.
+SIZES = (
+    "d_model",
+    "d_state",
+    "d_conv",
+    "expand",
+    "group_width",
+    "write_rank",
+    "controller_conv",
+    "vocab_size",
+    "num_outputs",
+    "num_classes",
+)
 
 
 def save_checkpoint(model: SequenceModel, path: str | Path, *, notes: dict[str, Any] | None = None) -> Path:
@@ -65,17 +81,27 @@ def read_checkpoint(path: str | Path) -> tuple[SequenceConfig, dict[str, Any]]:
         raise ValueError(
             f"read_checkpoint: `path` is {str(path)!r}, which has no config.json; expected a folder of save_checkpoint"
         )
-    header = json.loads(file.read_text())
+    try:
+        header = json.loads(file.read_text(encoding="utf-8"))
+    # Bytes that are no text, no JSON, or lists in lists without end.
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"read_checkpoint: {file} is not valid JSON ({error}); save the model again") from error
     if not isinstance(header, dict) or header.get("format") != FORMAT or header.get("version") not in (1, VERSION):
-        raise ValueError(f"read_checkpoint: {file.name} is not a {FORMAT!r} file of version {VERSION}; save the model again")
-    fields = {field.name for field in dataclasses.fields(SequenceConfig)}
-    unknown = sorted(set(header["config"]) - fields)
+        raise ValueError(f"read_checkpoint: {file} is not a {FORMAT!r} file of version {VERSION}; save the model again")
+    config, notes = header.get("config"), header.get("notes", {})
+    if not isinstance(config, dict) or not isinstance(notes, dict):
+        raise ValueError(f"read_checkpoint: {file} lacks `config`, or it or `notes` is no object; save the model again")
+    known = {field.name for field in dataclasses.fields(SequenceConfig)}
+    # Version 1 wrote down neither how its models started nor what came later.
+    earlier = FIRST_START if header["version"] == 1 else {}
+    unknown, missing = sorted(set(config) - known), sorted(known - set(config) - set(earlier))
     if unknown:
-        raise ValueError(f"read_checkpoint: the config has unknown keys {unknown}; expected some of {sorted(fields)}")
+        raise ValueError(f"read_checkpoint: {file} has unknown keys {unknown}; expected some of {sorted(known)}")
+    if missing and header["version"] == VERSION:
+        raise ValueError(f"read_checkpoint: {file} lacks the keys {missing} of `config`; save the model again")
     if header["version"] == 1:
         logger.warning("%s is of version 1: read with the start of that time, without a norm of what is read", path)
-    earlier = FIRST_START if header["version"] == 1 else {}
-    return SequenceConfig(**earlier | header["config"]), header["notes"]
+    return SequenceConfig(**earlier | config), notes
 
 
 def load_checkpoint(
@@ -94,23 +120,47 @@ def load_checkpoint(
         device: where to put the model.
     """
     config, _ = read_checkpoint(path)
+    file = Path(path) / "model.safetensors"
+    if not file.is_file():
+        raise ValueError(f"load_checkpoint: `path` is {str(path)!r}, which has no {file.name}; save the model again")
+    try:
+        with safe_open(file, framework="pt") as held:
+            shapes = {_present_name(name): tuple(held.get_slice(name).get_shape()) for name in held.keys()}  # noqa: SIM118
+            _compare(config, shapes, embedding, head)
+            tensors = {_present_name(name): held.get_tensor(name) for name in held.keys()}  # noqa: SIM118
+    except SafetensorError as error:
+        raise ValueError(f"load_checkpoint: {file} is damaged ({error}); save the model again") from error
     model = SequenceModel(config, embedding, head)
-    tensors = {_present_name(name): tensor for name, tensor in load_file(Path(path) / "model.safetensors").items()}
-    expected = model.state_dict()
-    missing, unknown = sorted(set(expected) - set(tensors)), sorted(set(tensors) - set(expected))
+    model.to(tensors["in_proj.weight"].dtype).load_state_dict(tensors)
+    return model.to(device)
+
+
+def _compare(config: SequenceConfig, shapes: dict[str, Any], embedding: nn.Module | None, head: nn.Module | None) -> None:
+    """The shapes in a file against those of the model, which is built without storage."""
+    # A config may ask for any size; one beyond all numbers in the file is not tried, not even without storage.
+    num_layers = len({name.split(".")[1] for name in shapes if name.startswith("layers.")})
+    most = {name: sum(map(math.prod, shapes.values())) for name in SIZES} | {"n_layers": num_layers}
+    for name, limit in most.items():
+        size = getattr(config, name) or 0
+        if size > limit or (name == "n_layers" and size < limit):
+            raise ValueError(
+                f"load_checkpoint: `{name}` is {size} in the config; expected {'' if name == 'n_layers' else 'at most '}{limit} "
+                "by what the file holds; save the model again"
+            )
+    with torch.device("meta"):
+        expected = {name: tuple(tensor.shape) for name, tensor in SequenceModel(config, embedding, head).state_dict().items()}
+    missing, unknown = sorted(set(expected) - set(shapes)), sorted(set(shapes) - set(expected))
     if missing or unknown:
         raise ValueError(
             f"load_checkpoint: the file lacks {missing} and has unknown {unknown}; expected the names of the model that was "
             "saved; give the embedding and head that it had"
         )
-    for name, tensor in tensors.items():
-        if tensor.shape != expected[name].shape:
+    for name, shape in shapes.items():
+        if shape != expected[name]:
             raise ValueError(
-                f"load_checkpoint: `{name}` has shape {tuple(tensor.shape)} in the file; expected "
-                f"{tuple(expected[name].shape)}; give the embedding and head that the saved model had"
+                f"load_checkpoint: `{name}` has shape {shape} in the file; expected {expected[name]}; give the embedding and "
+                "head that the saved model had"
             )
-    model.to(tensors["in_proj.weight"].dtype).load_state_dict(tensors)
-    return model.to(device)
 
 
 def _present_name(name: str) -> str:

@@ -34,6 +34,7 @@ from transformers.utils import can_return_tuple
 from transformers.utils.import_utils import is_tracing
 from transformers.utils.output_capturing import capture_outputs
 
+from shippo_ssm._expect import expect_real, expect_size
 from shippo_ssm.layers import (
     LANGUAGE_START,
     PAPER_START,
@@ -233,7 +234,10 @@ class ShippoConfig(PreTrainedConfig):
         return super().from_dict(config_dict, **kwargs)
 
     def validate_architecture(self) -> None:
-        """Refuse what the cache cannot hold; `ShippoSpec` checks the rest."""
+        """Refuse sizes that are none, and what the cache cannot hold; `ShippoSpec` checks the rest."""
+        for name in ("vocab_size", "hidden_size", "num_hidden_layers"):
+            expect_size("ShippoConfig", name, getattr(self, name))
+        expect_real("ShippoConfig", "layer_norm_epsilon", self.layer_norm_epsilon, "a small number, 0 or more", 0)
         if self.spec.d_conv < 2:
             raise ValueError(
                 f"ShippoConfig: `conv_kernel` is {self.spec.d_conv}; expected at least 2, the cache holds its window"
@@ -247,6 +251,8 @@ class ShippoConfig(PreTrainedConfig):
     @property
     def layer_types(self) -> list[str]:
         """What kind of cache each layer needs."""
+        # The library asks before it validates.
+        expect_size("ShippoConfig", "num_hidden_layers", self.num_hidden_layers)
         return [LAYER_TYPE] * self.num_hidden_layers
 
     @property
@@ -254,6 +260,21 @@ class ShippoConfig(PreTrainedConfig):
         """The options of a layer."""
         names = [field.name for field in fields(ShippoSpec)]
         return ShippoSpec(**{name: getattr(self, LIBRARY_NAMES.get(name, name)) for name in names})
+
+
+def check_mask(u: Tensor, attention_mask: Tensor | None, num_seen: int) -> None:
+    """A mask covers the positions of `u` [B, T, ..], or with a cache all positions so far; the library would guess."""
+    if attention_mask is None or attention_mask.ndim != 2 or is_tracing(attention_mask):
+        return
+    (batch, length), (rows, covered) = u.shape[:2], attention_mask.shape
+    if rows != batch or covered < length or (covered != length and not num_seen):
+        expected = f"[B, T] = ({batch}, {length})" + (
+            f", or up to ({batch}, {num_seen + length}) with the cache" * bool(num_seen)
+        )
+        raise ValueError(
+            f"ShippoModel: `attention_mask` has shape ({rows}, {covered}); expected {expected}, one entry per position; "
+            "take the mask that the tokenizer gave with these tokens"
+        )
 
 
 def padding_mask(config: ShippoConfig, u: Tensor, attention_mask: Tensor | None) -> Tensor | None:
@@ -383,12 +404,12 @@ class ShippoModel(ShippoPreTrainedModel):
         if isinstance(attention_mask, dict):
             attention_mask = attention_mask[LAYER_TYPE]
         bounds = kwargs.get("cu_seq_lens_q")
+        caches = [] if past_key_values is None else self._caches(past_key_values)
         if group is None:
+            check_mask(u, attention_mask, caches[0].num_seen if caches else 0)
             attention_mask = padding_mask(self.config, u, attention_mask)
             bounds = packed_bounds(u, attention_mask, kwargs)
         segment = check_segment(self, u, attention_mask, bounds, group)
-
-        caches = [] if past_key_values is None else self._caches(past_key_values)
         u = self._run(u, segment, caches, kwargs.get("output_hidden_states", self.config.output_hidden_states))
         return BaseModelOutputWithPast(last_hidden_state=self.norm(u), past_key_values=past_key_values)
 

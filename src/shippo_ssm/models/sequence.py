@@ -15,6 +15,7 @@ from typing import Any, Literal, overload
 from torch import Tensor, nn
 from torch.distributed import ProcessGroup
 
+from shippo_ssm._expect import expect_real, expect_size
 from shippo_ssm.actions.families import FAMILIES
 from shippo_ssm.layers import Block, Shippo, ShippoSpec, Stack
 from shippo_ssm.layers.decode import Linear, RMSNorm
@@ -47,18 +48,22 @@ class SequenceConfig(ShippoSpec):
     embedding says and an answer what the layers say, or "random"."""
 
     def __post_init__(self) -> None:
-        if self.mixer in FAMILIES:
+        if isinstance(self.mixer, str) and self.mixer in FAMILIES:
             object.__setattr__(self, "right", self.mixer)
             object.__setattr__(self, "mixer", "shippo")
         # `super()` does not find its class where slots made a new one of it.
         ShippoSpec.__post_init__(self)
-        if self.mixer not in MIXERS:
+        if not isinstance(self.mixer, str) or self.mixer not in MIXERS:
             words = ", ".join(map(repr, (*MIXERS, *FAMILIES)))
             raise ValueError(f"SequenceConfig: `mixer` is {self.mixer!r}; expected one of {words}")
         if self.frame_init not in ("identity", "random"):
             raise ValueError(f"SequenceConfig: `frame_init` is {self.frame_init!r}; expected 'identity' or 'random'")
-        if self.n_layers < 1:
-            raise ValueError(f"SequenceConfig: `n_layers` is {self.n_layers}; expected at least 1")
+        for name in ("d_model", "n_layers", "n_heads", "num_outputs"):
+            expect_size("SequenceConfig", name, getattr(self, name))
+        for name in ("vocab_size", "num_classes"):
+            if getattr(self, name) is not None:
+                expect_size("SequenceConfig", name, getattr(self, name), "a positive integer, or None")
+        expect_real("SequenceConfig", "norm_eps", self.norm_eps, "a small number, 0 or more", 0)
 
     @property
     def spec(self) -> ShippoSpec:

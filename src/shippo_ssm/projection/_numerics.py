@@ -101,12 +101,23 @@ def integrate(
     return previous
 
 
+def as_real(op: str, name: str, value: Any, expected: str) -> Array:
+    """What NumPy makes of `value` in float64, or ValueError: text, complex numbers and ragged lists are none."""
+    try:
+        array = np.asarray(value)
+        if array.dtype.kind not in "biuf":
+            raise ValueError(array.dtype)
+        return array.astype(float, copy=False)
+    except (TypeError, ValueError):
+        raise ValueError(f"{op}: `{name}` is {value!r:.60}; expected {expected}") from None
+
+
 def as_time(name: str, value: Any) -> float:
     """A single finite time > 0, or ValueError."""
-    try:
-        time = float(value)
-    except (TypeError, ValueError):
-        raise ValueError(f"projection: `{name}` is {value!r}; expected one number; pass a float") from None
+    number = as_real("projection", name, value, "one number; pass a float")
+    if number.size != 1:
+        raise ValueError(f"projection: `{name}` is {value!r:.60}; expected one number; pass a float")
+    time = float(number.reshape(()))
     if not (math.isfinite(time) and time > 0):
         raise ValueError(f"projection: `{name}` is {time}; expected a time > 0; the history lives on [0, {name}]")
     return time
@@ -114,7 +125,7 @@ def as_time(name: str, value: Any) -> float:
 
 def as_times(name: str, values: Any) -> Array:
     """A strictly increasing vector [K] of finite times > 0, or ValueError."""
-    times = np.asarray(values, dtype=float)
+    times = as_real("projection", name, values, "a vector of at least one time")
     if times.ndim != 1 or times.size == 0:
         raise ValueError(f"projection: `{name}` has shape {times.shape}; expected a vector of at least one time")
     as_time(f"{name}[0]", times[0])
@@ -125,7 +136,7 @@ def as_times(name: str, values: Any) -> Array:
 
 def as_past(tau: Any, t: float) -> Array:
     """Times tau within [0, t], or ValueError; a rounding error past either end is clipped."""
-    past = np.asarray(tau, dtype=float)
+    past = as_real("projection", "tau", tau, f"times in [0, {t}]")
     slack = 1e-12 * max(1.0, t)
     if not np.all((past >= -slack) & (past <= t + slack)):
         raise ValueError(f"projection: `tau` has values in [{past.min()}, {past.max()}]; expected [0, {t}]; clip it first")

@@ -23,6 +23,7 @@ from typing import Any
 
 import numpy as np
 
+from shippo_ssm._expect import expect_real, expect_size
 from shippo_ssm.projection._numerics import Array, as_past, as_time, expm_ages, gauss, integrate
 from shippo_ssm.projection.signals import as_signal
 
@@ -81,8 +82,7 @@ class Measure(ABC):
     N: int
 
     def __post_init__(self) -> None:
-        if not isinstance(self.N, int | np.integer) or self.N < 1:
-            raise ValueError(f"{type(self).__name__}: `N` is {self.N!r}; expected a positive integer, the number of functions")
+        expect_size(type(self).__name__, "N", self.N, "a positive integer, the number of functions")
 
     closes = True
     """Whether d_t psi = A_L psi holds exactly."""
@@ -325,8 +325,7 @@ class _Window(Measure):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not (math.isfinite(self.theta) and self.theta > 0):
-            raise ValueError(f"{type(self).__name__}: `theta` is {self.theta!r}; expected a finite window length > 0")
+        expect_real(type(self).__name__, "theta", self.theta, "a finite window length > 0", 0, open_end=True)
 
     def _start(self, t: float) -> float:
         return t - self.theta

@@ -17,7 +17,7 @@ from typing import Any, Literal, get_args
 
 import numpy as np
 
-from shippo_ssm.projection._numerics import Array, as_past, as_time, as_times
+from shippo_ssm.projection._numerics import Array, as_past, as_real, as_time, as_times
 from shippo_ssm.projection.measures import Measure
 from shippo_ssm.projection.signals import Signal, as_signal
 from shippo_ssm.projection.stepping import Method, states
@@ -118,8 +118,8 @@ class ProjectionMemory:
         return math.sqrt(max(0.0, self.objective(f, C, t, times=times, rtol=rtol)))
 
     def _state(self, C: Any) -> Array:
-        state = np.asarray(C, dtype=float)
         width = None if self.transport is None else self.transport.width
+        state = as_real("ProjectionMemory", "C", C, "a coefficient matrix")
         if state.ndim != 2 or state.shape[0] != self.measure.N or width not in (None, state.shape[1]):
             expected = f"[{self.measure.N}, {'d' if width is None else width}]"
             raise ValueError(f"ProjectionMemory: `C` has shape {state.shape}; expected a coefficient matrix {expected}")

@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 
+from shippo_ssm._expect import expect_size
 from shippo_ssm.projection._numerics import Array, as_time
 from shippo_ssm.projection.measures import Measure
 from shippo_ssm.projection.signals import as_signal
@@ -37,8 +38,7 @@ class MetricOnly:
     """
 
     def __init__(self, measure: Measure, metric: Callable[[float, float], Any], width: int) -> None:
-        if not isinstance(width, int | np.integer) or width < 1:
-            raise ValueError(f"MetricOnly: `width` is {width!r}; expected a positive number of channels")
+        expect_size("MetricOnly", "width", width, "a positive number of channels")
         self.measure = measure
         self.width = int(width)
         self._metric = metric

@@ -20,7 +20,8 @@ from typing import Any
 import numpy as np
 from scipy.integrate import quad, solve_ivp
 
-from shippo_ssm.projection._numerics import Array, expm, expm_ages
+from shippo_ssm._expect import expect_size
+from shippo_ssm.projection._numerics import Array, as_real, expm, expm_ages
 
 _RTOL = 1e-12
 _ATOL = 1e-13
@@ -28,6 +29,8 @@ _ATOL = 1e-13
 _SEGMENT_SIZE = 2.0
 _LONGEST_SEGMENT = 4.0
 
+
+REAL = "real matrices [d, d]; write complex entries as 2 x 2 blocks"
 
 _Dense = Callable[[Array], Array]
 
@@ -147,9 +150,8 @@ class Transport:
     """
 
     def __init__(self, generator: Any, width: int, *, times: Any = None, horizon: float = math.inf) -> None:
-        if not isinstance(width, int | np.integer) or width < 1:
-            raise ValueError(f"Transport: `width` is {width!r}; expected a positive number of channels")
-        if not horizon > 0:
+        expect_size("Transport", "width", width, "a positive number of channels")
+        if not isinstance(horizon, int | float) or not horizon > 0:
             raise ValueError(f"Transport: `horizon` is {horizon!r}; expected a time > 0")
         self.width = int(width)
         self.horizon = float(horizon)
@@ -158,15 +160,16 @@ class Transport:
         self._pieces = np.empty((0, width, width))
         if callable(generator):
             self._call = generator
-            self.generator(0.0)
+            if not np.all(np.isfinite(self.generator(0.0))):
+                raise ValueError("Transport: `generator` is not finite at t = 0; expected numbers")
             return
-        matrices = np.asarray(generator, dtype=float)
+        matrices = as_real("Transport", "generator", generator, REAL)
         if not np.all(np.isfinite(matrices)):
             raise ValueError("Transport: `generator` has an entry that is not finite; expected numbers")
         if times is None:
             self._pieces = self._checked(matrices)[None]
             return
-        knots = np.asarray(times, dtype=float)
+        knots = as_real("Transport", "times", times, "the times [K] where pieces begin")
         if knots.ndim != 1 or matrices.shape != (len(knots), width, width):
             raise ValueError(
                 f"Transport: `generator` has shape {matrices.shape} for times {knots.shape}; expected [K, {width}, {width}] "
@@ -180,7 +183,7 @@ class Transport:
         self._knots = knots
 
     def _checked(self, matrix: Any) -> Array:
-        array = np.asarray(matrix, dtype=float)
+        array = as_real("Transport", "generator", matrix, REAL)
         if array.shape != (self.width, self.width):
             raise ValueError(
                 f"Transport: `generator` has shape {array.shape}; expected a matrix [{self.width}, {self.width}] at each time; "
@@ -214,9 +217,11 @@ class Transport:
         return _Pieces(self, self._knots, self._pieces) if self._call is None else _Flow(self)
 
     def _pairs(self, t: Any, tau: Any) -> tuple[Array, Array, tuple[int, ...]]:
-        later, earlier = np.broadcast_arrays(np.asarray(t, dtype=float), np.asarray(tau, dtype=float))
+        later, earlier = np.broadcast_arrays(
+            *(as_real("Transport", name, time, "times") for name, time in (("t", t), ("tau", tau)))
+        )
         slack = 1e-12 * max(1.0, float(np.abs(later).max(initial=0.0)))
-        if np.any(earlier < -slack) or np.any(earlier > later + slack) or not np.all(np.isfinite(later)):
+        if not np.all((earlier >= -slack) & (earlier <= later + slack) & np.isfinite(later)):
             raise ValueError(
                 "Transport: `tau` is outside [0, t]; expected an earlier time; P moves forward, `inverse` moves back"
             )

@@ -210,11 +210,16 @@ def block_affine_scan(
     return module.block_affine_scan(left.to(kept), right, update.to(kept), initial_state=initial_state).to(update.dtype)
 
 
+def unknown_backend(op: str, backend: Any) -> ValueError:
+    """The error of a backend that there is none of."""
+    choices = ", ".join(repr(name) for name in ("auto", *BACKENDS))
+    return ValueError(f"{op}: `backend` is {backend!r}; expected one of {choices}; 'auto' suits most calls")
+
+
 def _choose(backend: str, value: Tensor, *others: Tensor | None) -> tuple[str, str]:
     """(backend, reason) in plain strings: a traced graph takes no other."""
     if backend not in ("auto", *BACKENDS):
-        choices = ", ".join(repr(name) for name in ("auto", *BACKENDS))
-        raise ValueError(f"transport_scan: `backend` is {backend!r}; expected one of {choices}; 'auto' suits most calls")
+        raise unknown_backend("transport_scan", backend)
     kind, obstacle, instead = value.device.type, needs_torch(value, *others), "associative"
     named = ("fused" if kind == "cpu" else "triton") if backend == "auto" else backend
     if named not in ("fused", "triton", "segmented"):

@@ -39,7 +39,7 @@ def advance(state: Tensor, now: Recurrence) -> tuple[Tensor, Tensor]:
 
 def run(recurrence: Recurrence, initial_state: Tensor | None = None, cu_seqlens: Tensor | None = None) -> tuple[Tensor, Tensor]:
     """y and the final state, one step after another."""
-    value, read = recurrence.value, recurrence.read
+    value, write, read = recurrence[:3]
     if recurrence.drift.ndim == 2:
         return run(recurrence._replace(drift=recurrence.drift.expand(*read.shape)), initial_state, cu_seqlens)
     if cu_seqlens is not None:
@@ -58,4 +58,5 @@ def run(recurrence: Recurrence, initial_state: Tensor | None = None, cu_seqlens:
     for t in range(read.shape[1]):
         state, y = advance(state, recurrence.map(lambda tensor, t=t: tensor[:, t]))
         outputs.append(y)
-    return torch.stack(outputs, dim=1) if outputs else value.new_zeros(*read.shape[:3], value.shape[-1]), state
+    # No position at all still has a gradient, of no entries.
+    return torch.stack(outputs, dim=1) if outputs else (read.unsqueeze(-2) @ outer(write, value)).squeeze(-2), state

@@ -27,7 +27,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from shippo_ssm.tasks.streams import NO_TARGET, SPLITS, Sequences, answers, check_choice, check_seed, uniform
+from shippo_ssm._expect import expect_size
+from shippo_ssm.tasks.streams import NO_TARGET, SPLITS, Sequences, answers, check_choice, check_seed, choices, uniform
 from shippo_ssm.tasks.words import Group, all_products
 
 MODULUS = 5
@@ -229,6 +230,8 @@ class LanguageTask:
 
     def __post_init__(self) -> None:
         check_choice("LanguageTask", "name", self.name, LANGUAGES)
+        for name in ("min_length", "max_length"):
+            expect_size("LanguageTask", name, getattr(self, name))
         shortest = 2 if self.name == "arithmetic" else 1
         if not shortest <= self.min_length <= self.max_length:
             raise ValueError(
@@ -329,7 +332,7 @@ class LanguageTask:
         right, asked, lengths, lasts = 0, 0, [], []
         draw = partial(self.batch, split="eval")
         for sentences, logits in answers(draw, model, num_examples, batch_size, self.vocab_size, device):
-            good = logits.argmax(-1) == sentences.target
+            good = choices(logits) == sentences.target
             right += int(good.sum())
             asked += int(sentences.asked.sum())
             length = (sentences.tokens != PAD).sum(1)

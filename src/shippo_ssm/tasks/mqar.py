@@ -27,8 +27,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from shippo_ssm._expect import expect_size
 from shippo_ssm.tasks.finite_field import FieldReduction, decompose, inverse
-from shippo_ssm.tasks.streams import NO_TARGET, SPLITS, answers, check_choice, check_seed
+from shippo_ssm.tasks.streams import NO_TARGET, SPLITS, answers, check_choice, check_indices, check_seed, choices
 
 MODULUS = 31
 WIDTH = 4
@@ -180,13 +181,16 @@ class TransportMQAR:
 
     def __post_init__(self) -> None:
         check_choice("TransportMQAR", "library", self.library, LIBRARIES)
-        if self.length < 1:
-            raise ValueError(f"length is {self.length}; expected at least one event")
-        if not 1 <= self.num_active <= self.num_keys:
-            raise ValueError(f"num_active is {self.num_active}; expected 1 to num_keys = {self.num_keys}")
+        expect_size("TransportMQAR", "length", self.length, "at least one event")
+        expect_size("TransportMQAR", "num_active", self.num_active, f"1 to num_keys = {self.num_keys}")
+        if self.num_active > self.num_keys:
+            raise ValueError(f"TransportMQAR: `num_active` is {self.num_active}; expected 1 to num_keys = {self.num_keys}")
         probabilities = (self.p_bind, self.p_op, self.p_query)
-        if min(probabilities) < 0 or abs(sum(probabilities) - 1) > 1e-9 or self.p_query == 0:
-            raise ValueError(f"p_bind, p_op, p_query are {probabilities}; expected p_query > 0, none below 0, and a sum of 1")
+        if not (min(probabilities) >= 0 and abs(sum(probabilities) - 1) <= 1e-9 and self.p_query > 0):
+            raise ValueError(
+                f"TransportMQAR: `p_bind`, `p_op`, `p_query` are {probabilities}; expected p_query > 0, none below 0, and a sum "
+                "of 1"
+            )
         check_seed("TransportMQAR", self.seed)
 
     @property
@@ -219,7 +223,8 @@ class TransportMQAR:
             split: "train" or "eval".
         """
         number = check_choice("TransportMQAR.batch", "split", split, SPLITS)
-        draws = np.stack([self._draws(index, number) for index in indices])
+        rows = check_indices("TransportMQAR.batch", indices, 2**64, "integers from 0 below 2**64; count examples from 0")
+        draws = np.stack([self._draws(index, number) for index in rows])
         picks, draws = draws[:, : self.num_keys], draws[:, self.num_keys :].reshape(len(draws), self.length, _DRAWS)
         kind = self._kinds(draws)
         operation = (draws[..., 3] * self.num_operations).astype(np.int64)
@@ -266,7 +271,7 @@ class TransportMQAR:
         counts = torch.zeros(len(OPERATION_BINS), 5, dtype=torch.float64)
         done = 0
         for events, logits in answers(partial(self.batch, split="eval"), model, num_examples, batch_size, MODULUS, device):
-            counts += count_answers(logits.argmax(-1), events)
+            counts += count_answers(choices(logits), events)
             done += len(events.kind)
             on_batch(done)
         return scores_of(counts)

@@ -22,6 +22,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from shippo_ssm._expect import expect_size
+
 
 def stream(seed: int, *key: int) -> torch.Generator:
     """A random generator that is a function of (seed, key) alone.
@@ -67,8 +69,7 @@ class PairedTask:
     """Operation coefficients are uniform in [-coef_range, coef_range]."""
 
     def __post_init__(self) -> None:
-        if self.width < 3:
-            raise ValueError(f"width is {self.width}; the shears move channel 1 to 2 and 2 to 3: choose a width of 3 or more")
+        expect_size("PairedTask", "width", self.width, "3 or more; the shears move channel 1 to 2 and 2 to 3", 3)
 
     @property
     def generators(self) -> Tensor:

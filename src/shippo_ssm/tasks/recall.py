@@ -22,7 +22,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from shippo_ssm.tasks.streams import NO_TARGET, SPLITS, Sequences, answers, check_choice, check_seed, uniform
+from shippo_ssm._expect import expect_size
+from shippo_ssm.tasks.streams import NO_TARGET, SPLITS, Sequences, answers, check_choice, check_seed, choices, uniform
 
 
 def without_repetition(draws: np.ndarray, num: int) -> np.ndarray:
@@ -76,17 +77,19 @@ class MQAR:
     """Sequences are a function of (seed, split, index)."""
 
     def __post_init__(self) -> None:
-        if self.num_pairs < 1 or self.length % 2 or self.length < 4 * self.num_pairs:
+        for name in ("length", "num_pairs", "vocab_size"):
+            expect_size("MQAR", name, getattr(self, name))
+        if self.length % 2 or self.length < 4 * self.num_pairs:
             raise ValueError(
-                f"MQAR: `length` is {self.length} with {self.num_pairs} pairs; expected an even length of at least "
-                "4 num_pairs, with num_pairs >= 1; choose a longer sequence or fewer pairs"
+                f"MQAR: `length` is {self.length} with `num_pairs` = {self.num_pairs}; expected an even length of at least "
+                "4 num_pairs; choose a longer sequence or fewer pairs"
             )
         if self.vocab_size % 2 or self.vocab_size // 2 <= self.num_pairs:
             raise ValueError(
                 f"MQAR: `vocab_size` is {self.vocab_size}; expected an even number of at least 2 num_pairs + 2 = "
                 f"{2 * self.num_pairs + 2}; choose a larger vocabulary"
             )
-        if not 0 < self.power <= 1:
+        if not isinstance(self.power, int | float) or not 0 < self.power <= 1:
             raise ValueError(f"MQAR: `power` is {self.power}; expected above 0, at most 1; 1 spreads queries evenly")
         check_seed("MQAR", self.seed)
 
@@ -133,7 +136,7 @@ class MQAR:
             device: where the tokens are put.
         """
         asked = answers(partial(self.batch, split="eval"), model, num_examples, batch_size, self.vocab_size, device)
-        counts = torch.cat([(logits.argmax(-1) == recall.target).sum(1) for recall, logits in asked])
+        counts = torch.cat([(choices(logits) == recall.target).sum(1) for recall, logits in asked])
         return RecallScores(
             num_queries=len(counts) * self.num_pairs,
             accuracy=float(counts.sum()) / (len(counts) * self.num_pairs),

@@ -8,12 +8,15 @@ counter, worked out for a whole batch at once. Two splits never read the same co
 
 from __future__ import annotations
 
+import numbers
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 import torch
 from torch import Tensor
+
+from shippo_ssm._expect import expect_size
 
 SPLITS = ("train", "eval")
 # Where no answer is asked, the target is what `cross_entropy` ignores.
@@ -69,10 +72,7 @@ def uniform(seed: int, stream: int, indices: Iterable[int], num: int) -> np.ndar
         >>> bool((uniform(7, 0, [3], 9) == whole[3, :9]).all())
         True
     """
-    rows = list(indices)
-    if not rows or min(rows) < 0 or max(rows) >= 2**64:
-        came = "empty" if not rows else f"from {min(rows)} to {max(rows)}"
-        raise ValueError(f"batch: `indices` is {came}; expected integers from 0 below 2**64; count examples from 0")
+    rows = check_indices("batch", indices, 2**64, "integers from 0 below 2**64; count examples from 0")
     index = np.array(rows, dtype=np.uint64)[:, None]
     block = np.arange(-(-num // 4), dtype=np.uint64)[None]
     shape = np.zeros((len(rows), block.shape[1]), dtype=np.uint64)
@@ -80,9 +80,19 @@ def uniform(seed: int, stream: int, indices: Iterable[int], num: int) -> np.ndar
     return words.transpose(1, 2, 0).reshape(len(rows), -1)[:, :num] * 2.0**-32
 
 
+def check_indices(op: str, indices: Any, stop: int, expected: str) -> list[int]:
+    """Indices as a list of integers from 0 below `stop`, at least one."""
+    came = list(indices) if isinstance(indices, Iterable) else [indices]
+    real = [isinstance(index, numbers.Integral) and not isinstance(index, bool) for index in came]
+    if not isinstance(indices, Iterable) or not came or not all(real) or min(came) < 0 or max(came) >= stop:
+        shown = "empty" if not came else repr(indices if len(came) > 4 or not isinstance(indices, Iterable) else came)
+        raise ValueError(f"{op}: `indices` is {shown:.80}; expected {expected}")
+    return [int(index) for index in came]
+
+
 def check_choice(op: str, name: str, came: str, choices: tuple[str, ...]) -> int:
     """The place of what came among the choices."""
-    if came not in choices:
+    if not isinstance(came, str) or came not in choices:
         listed = ", ".join(repr(choice) for choice in choices)
         raise ValueError(f"{op}: `{name}` is {came!r}; expected one of {listed}; choose one of them")
     return choices.index(came)
@@ -90,8 +100,13 @@ def check_choice(op: str, name: str, came: str, choices: tuple[str, ...]) -> int
 
 def check_seed(op: str, seed: int) -> None:
     """A seed is the 64-bit key of the random stream."""
-    if not 0 <= seed < 2**64:
-        raise ValueError(f"{op}: `seed` is {seed}; expected 0 to 2**64 - 1; choose seeds from 0 upwards")
+    if isinstance(seed, bool) or not isinstance(seed, numbers.Integral) or not 0 <= seed < 2**64:
+        raise ValueError(f"{op}: `seed` is {seed!r}; expected an integer from 0 to 2**64 - 1; choose seeds from 0 upwards")
+
+
+def choices(logits: Tensor) -> Tensor:
+    """The class with the highest score [..]; -1, which is no answer, where a score is NaN: a diverged model guesses nothing."""
+    return torch.where(logits.isnan().any(-1), -1, logits.argmax(-1))
 
 
 def answers(
@@ -112,19 +127,17 @@ def answers(
         batch_size: most examples per call.
         device: where the tokens are put.
     """
-    if num_examples < 1 or batch_size < 1:
-        raise ValueError(
-            f"evaluate: `num_examples` is {num_examples} and `batch_size` is {batch_size}; expected at least 1 of each; "
-            "ask for more examples"
-        )
+    for name, number in (("num_examples", num_examples), ("batch_size", batch_size)):
+        expect_size("evaluate", name, number, "at least 1; ask for more examples")
     for start in range(0, num_examples, batch_size):
         examples = draw(range(start, min(start + batch_size, num_examples)))
         with torch.no_grad():
             logits = model(examples.tokens.to(device))
         expected = (*examples.target.shape, num_classes)
-        if logits.shape != expected:
+        if not isinstance(logits, Tensor) or logits.shape != expected:
+            came = f"logits of shape {tuple(logits.shape)}" if isinstance(logits, Tensor) else f"a {type(logits).__name__}"
             raise ValueError(
-                f"evaluate: `model` returned logits of shape {tuple(logits.shape)}; expected {expected}, one score per class "
+                f"evaluate: `model` returned {came}; expected {expected}, one score per class "
                 "wherever an answer may be asked; give its head as many outputs"
             )
         yield examples, logits.cpu()

@@ -21,7 +21,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from shippo_ssm.tasks.streams import Sequences, answers, check_choice, check_seed, uniform
+from shippo_ssm._expect import expect_size
+from shippo_ssm.tasks.streams import Sequences, answers, check_choice, check_indices, check_seed, choices, uniform
 
 SPLITS = ("train", "validation", "test")
 SHARES = (0.8, 0.1, 0.1)
@@ -136,7 +137,8 @@ class TextTask:
     def __post_init__(self) -> None:
         check_choice("TextTask", "unit", self.unit, UNITS)
         longest = min(len(_ids(split, self.unit)) for split in SPLITS) - 1
-        if not 1 <= self.length <= longest:
+        expect_size("TextTask", "length", self.length, f"1 to {longest}, the length of the shortest split")
+        if self.length > longest:
             raise ValueError(
                 f"TextTask: `length` is {self.length}; expected 1 to {longest}, the length of the shortest split; "
                 "choose a shorter window"
@@ -166,17 +168,13 @@ class TextTask:
         """
         stream = check_choice("TextTask.batch", "split", split, SPLITS)
         ids = _ids(split, self.unit)
-        rows = list(indices)
         if split == "train":
-            draws = uniform(self.seed, stream, rows, 1)[:, 0]
+            draws = uniform(self.seed, stream, indices, 1)[:, 0]
             begin = (draws * (len(ids) - self.length)).astype(np.int64)
         else:
-            if not rows or min(rows) < 0 or max(rows) >= self.num_windows(split):
-                came = "empty" if not rows else f"from {min(rows)} to {max(rows)}"
-                raise ValueError(
-                    f"TextTask.batch: `indices` is {came}; expected 0 to {self.num_windows(split) - 1}, the windows of "
-                    f"{split!r}; ask for windows that are there"
-                )
+            windows = self.num_windows(split)
+            expected = f"0 to {windows - 1}, the windows of {split!r}; ask for windows that are there"
+            rows = check_indices("TextTask.batch", indices, windows, expected)
             begin = np.array(rows) * self.length
         windows = ids[begin[:, None] + np.arange(self.length + 1)]
         return Sequences(torch.from_numpy(windows[:, :-1].copy()), torch.from_numpy(windows[:, 1:].copy()))
@@ -214,7 +212,7 @@ class TextTask:
         count = self.num_windows(split) if num_examples is None else num_examples
         for text, logits in answers(partial(self.batch, split=split), model, count, batch_size, self.vocab_size, device):
             total += float(bits(logits, text.target).sum())
-            right += int((logits.argmax(-1) == text.target).sum())
+            right += int((choices(logits) == text.target).sum())
             num_tokens += text.target.numel()
             # A character is a byte that does not continue one: 10xxxxxx.
             begins = text.target >> 6 != 2 if self.unit == "byte" else torch.ones_like(text.target)

@@ -24,7 +24,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from shippo_ssm.tasks.streams import NO_TARGET, SPLITS, Sequences, answers, check_choice, check_seed, uniform
+from shippo_ssm._expect import expect_size
+from shippo_ssm.tasks.streams import NO_TARGET, SPLITS, Sequences, answers, check_choice, check_seed, choices, uniform
 
 GROUPS = ("A5", "S5", "S4", "S3", "Z60", "A4xZ5")
 # Irreducible representations come from a dense eigenproblem of the size of the group.
@@ -431,7 +432,7 @@ class WordTask:
         asked = answers(
             lambda indices: self.batch(indices, "eval", length), model, num_examples, batch_size, self.vocab_size, device
         )
-        right = [(logits.argmax(-1) == words.target)[:, int(self.start) :] for words, logits in asked]
+        right = [(choices(logits) == words.target)[:, int(self.start) :] for words, logits in asked]
         table = torch.cat(right).double()
         return WordScores(
             num_words=len(table),
@@ -442,6 +443,5 @@ class WordTask:
         )
 
     def _check_length(self, length: int) -> int:
-        if length < 1:
-            raise ValueError(f"WordTask: `length` is {length}; expected at least 1; choose how many elements a word has")
+        expect_size("WordTask", "length", length, "at least 1; choose how many elements a word has")
         return length

@@ -148,6 +148,7 @@ EXPERIMENT = Experiment(
     train=train,
     columns=COLUMNS,
     judge=judge,
+    main=("coordinate_4096", "exact_128", "exact_4096"),
     stack=1,
     cost=lambda config: COST[config.mixer],
     figure=mqar_figure,

@@ -111,6 +111,7 @@ EXPERIMENT = Experiment(
         Column(key="identity_pair_nmse", label="R -> I Pair-Delta NMSE", better="neither"),
     ),
     judge=judge,
+    main=("nmse", "pair_nmse", "identity_pair_nmse"),
     cost=lambda config: COST[config.right],
     figure=main_evidence,
     highlights=(

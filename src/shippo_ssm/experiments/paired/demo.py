@@ -1,4 +1,4 @@
-"""Three minutes: a memory that only writes and one that also transports, trained on the same task, side by side.
+"""A memory that only writes and one that also transports, trained on the same task, side by side, in a few minutes.
 
 Three rows of the paired experiment at a fraction of its budget (2 seeds, 3,000 steps instead of 5 and 20,000): no-right
 r = 8, learned R from a zero start and selective R. The numbers are therefore larger than those of the full run; what they
@@ -12,21 +12,24 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from shippo_ssm.experiments.paired import claim
-from shippo_ssm.experiments.paired.figure import main_evidence
+from shippo_ssm.experiments.paired.figure import falling_errors
 from shippo_ssm.experiments.paired.matrix_state import PairedConfig
 from shippo_ssm.lab.experiment import Experiment, FinishedRow, Result, Verdict, by_row
+from shippo_ssm.lab.progress import clock
 from shippo_ssm.lab.runner import run
-from shippo_ssm.lab.tables import as_text
+from shippo_ssm.lab.tables import show
 
 if TYPE_CHECKING:
     from rich.console import Console
 
+# Points of the curves in the picture.
+EVALUATIONS = 30
 ROWS = ("no-right-r8", "learned-zero", "selective")
 
 
 def rows(steps: int) -> tuple[PairedConfig, ...]:
     """The demonstration's rows, variants of the paired experiment's own."""
-    base = PairedConfig(steps=steps, num_seeds=2, eval_every=max(1, steps // 6))
+    base = PairedConfig(steps=steps, num_seeds=2, eval_every=max(1, steps // EVALUATIONS))
     return tuple(replace(row, num_seeds=2) for row in claim.rows(base) if row.name in ROWS)
 
 
@@ -40,36 +43,41 @@ def judge(row: FinishedRow, result: Result) -> Verdict:
     return Verdict(pair < 0.1 and abs(back - 1) < 1e-5, "tells ab from ba; R -> I makes it blind again")
 
 
-def experiment(steps: int) -> Experiment:
+def experiment(steps: int, preset: str = "demo") -> Experiment:
     """The demonstration as an experiment of its own, so that it runs and prints like the others."""
     return replace(
         claim.EXPERIMENT,
         name="demo",
         title="Write ab, write ba: which memory can tell?",
-        presets={"demo": lambda: rows(steps)},
+        presets={preset: lambda: rows(steps)},
         judge=judge,
         figure=None,
     )
 
 
-def main(out: Path, *, console: Console, quick: bool = False) -> Result:
+def main(out: Path, *, console: Console, quick: bool = False, wide: bool = False) -> Result:
     """Train, print the table beside the paper's numbers, save the picture, say what to try next."""
+    time = "a few seconds" if quick else "DEMOTIME"
     console.print(
-        "[bold]SHiPPO in three minutes.[/] A vector is written into memory; two operations act on it, a then b or b then a.\n"
-        "Operations write nothing. A memory that only writes, however much, answers the same for ab and ba:\n"
+        f"[bold]SHiPPO in {time}.[/] A vector is written into memory; two operations act on it, a then b or b then a. "
+        "Operations write nothing. A memory that only writes, however much, answers the same for ab and ba: "
         "its error on the difference is 1. A memory with a right action, H_t = L_t H_{t-1} R_t + U_t, tells them apart.\n"
     )
-    show = experiment(60 if quick else 3000)
-    result = run(show, out=out, jobs=1, force=True)
-    console.print(as_text(show, result))
-    picture = out / "demo.png"
-    main_evidence(result, picture)
+    demo = experiment(60, "quick") if quick else experiment(3000)
+    result = run(demo, out=out, jobs=1, force=True)
+    show(console, demo, result, wide=wide)
     for row in result.rows.values():
         if "identity_pair_nmse" in row.metrics:
             before, after = row.mean("pair_nmse"), row.mean("identity_pair_nmse")
-            console.print(f"{row.label}: pair error {before:.2g}; the same weights with R_t -> I: {after:.6f}")
+            console.print(f"{row.label}: pair error {before:.2g}; the same weights with R_t -> I: {after:.6f}", highlight=False)
+    picture = out / "demo.png"
+    try:
+        falling_errors(result, picture)
+        drawn = f"picture: {picture}"
+    except ModuleNotFoundError:
+        drawn = "no picture: matplotlib is not installed; `pip install 'shippo-ssm[plot]'` brings it"
+    console.print(f"\ntrained in {clock(result.seconds)}; {drawn}", markup=False, highlight=False, soft_wrap=True)
     console.print(
-        f"\npicture: {picture}\n"
         "next:  [bold]shippo table paired[/]  the full protocol beside the paper's numbers\n"
         "       [bold]shippo run paired[/]    the same, trained here\n"
         "       [bold]shippo verify[/]        the paper's propositions, executed\n"

@@ -1,4 +1,4 @@
-"""The paper's main figure: the evidence of the paired task in four panels."""
+"""Pictures of the paired task: the paper's main figure in four panels, and the errors of the demonstration as they fall."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from shippo_ssm.experiments.paper import paper_tables
 from shippo_ssm.lab.experiment import Result, paper_row
-from shippo_ssm.lab.plots import BOUND, OURS, PAPER, PLAIN, blank, new_figure, save
+from shippo_ssm.lab.plots import BOUND, OURS, PAPER, PLAIN, SERIES, blank, new_figure, save
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -93,4 +93,21 @@ def main_evidence(result: Result, path: Path) -> None:
     transported.legend(frameon=False, fontsize=8)
     for axes, letter in zip((task, ordinary, pair, transported), "abcd"):
         axes.set_title(f"({letter})", loc="left", fontsize=10)
+    save(figure, path)
+
+
+def falling_errors(result: Result, path: Path) -> None:
+    """The task, and the errors of every row while it trains: on the answer, which all learn, and on the order, which one cannot."""
+    figure, (task, *panels) = new_figure(13.5, 3.8, 3)
+    _schematic(task)
+    for axes, key, label in zip(panels, ("nmse", "pair_nmse"), ("Error of the answer", "Error of ab against ba")):
+        for row, color in zip(result.rows.values(), SERIES):
+            curves = row.curves[key]
+            middle = [sum(seeds) / len(seeds) for seeds in curves]
+            axes.plot(row.curves["step"], middle, color=color, label=row.label)
+            axes.fill_between(row.curves["step"], [min(s) for s in curves], [max(s) for s in curves], color=color, alpha=0.2)
+        axes.set_yscale("log")
+        axes.set_xlabel("training step")
+        axes.set_ylabel(label)
+    panels[-1].legend(frameon=False, fontsize=8)
     save(figure, path)

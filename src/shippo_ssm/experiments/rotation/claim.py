@@ -118,6 +118,7 @@ EXPERIMENT = Experiment(
         Column(key="untouched_exact_24", label="Untouched exact 24", better="neither", format=".3f"),
     ),
     judge=judge,
+    main=("exact_24", "exact_768", "identity_exact_24"),
     stack=1,
     figure=rotation_figure,
     highlights=(

@@ -154,5 +154,6 @@ EXPERIMENT = Experiment(
         _column("text", "Text bits", "lower"),
     ),
     judge=judge,
+    main=("recall", "turns_24", "words_256"),
     stack=1,
 )

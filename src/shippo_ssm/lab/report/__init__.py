@@ -54,7 +54,7 @@ def write(out: Path, experiments: Iterable[Experiment], *, checks: Path | None =
         out: an HTML file; folders on the way are made.
         experiments: what the evidence shows, in order.
         checks: JSON of `shippo verify --out`; by default the checks are run now.
-        bench: JSON of `shippo bench --out`; by default `results/bench.json` of the checkout.
+        bench: JSON of `shippo bench --out`; by default the one that comes with the package.
 
     Raises:
         ValueError: `out` does not end in .html, or a file that was named is not there.
@@ -66,7 +66,8 @@ def write(out: Path, experiments: Iterable[Experiment], *, checks: Path | None =
             raise ValueError(
                 f"{name} is {path}, which does not exist; leave it out, or make it with `shippo {command} --out {path}`"
             )
-    page = render(experiments, checks=checks, bench=bench)
+    # What cannot be written is found before anything is computed.
     out.parent.mkdir(parents=True, exist_ok=True)
-    out.write_text(page, encoding="utf-8")
+    out.touch()
+    out.write_text(render(experiments, checks=checks, bench=bench), encoding="utf-8")
     return out

@@ -13,7 +13,7 @@ from functools import partial
 from pathlib import Path
 
 from shippo_ssm.lab import pictures
-from shippo_ssm.lab.experiment import Experiment, Result
+from shippo_ssm.lab.experiment import Experiment, Result, blame
 from shippo_ssm.lab.report.html import missing, table, text, verdict
 from shippo_ssm.lab.tables import facts, heading, lines
 
@@ -32,9 +32,10 @@ def _experiment(experiment: Experiment) -> str:
     except FileNotFoundError:
         return head + missing(f"Not run here yet; make it with `shippo run {name}` ({experiment.wall_time}).")
     figure = ""
-    if experiment.figure is not None:
-        figure = picture(partial(experiment.figure, result), experiment.title, f"Drawn by `shippo figure {name}`.")
-    return f'{head}{_table(experiment, result)}<p class="note">{text(facts(experiment, result))}</p>{figure}'
+    with blame(result.source):
+        if experiment.figure is not None:
+            figure = picture(partial(experiment.figure, result), experiment.title, f"Drawn by `shippo figure {name}`.")
+        return f'{head}{_table(experiment, result)}<p class="note">{text(facts(experiment, result))}</p>{figure}'
 
 
 def _table(experiment: Experiment, result: Result) -> str:

@@ -1,7 +1,7 @@
 """The benchmark in the report: what was to be reached, and one scan beside its peers with the roof drawn in.
 
 Reads the JSON of `shippo bench`: a file that was named, else `runs/bench.json` here, else the committed
-`results/bench.json` of the checkout. Bars are logarithmic: a tenth of the width is a fixed factor in time, and the
+`results/bench.json` that comes with the package. Bars are logarithmic: a tenth of the width is a fixed factor in time, and the
 dashed line is the least time the machine allows.
 """
 
@@ -11,8 +11,9 @@ import math
 from pathlib import Path
 from typing import Any
 
+from shippo_ssm.lab.experiment import blame
 from shippo_ssm.lab.report.html import missing, table, text
-from shippo_ssm.lab.store import RUNS, checkout, read_json
+from shippo_ssm.lab.store import RUNS, committed, read_json
 
 PASSES = {"forward": "Forward", "both": "Forward and backward"}
 LETTERS = {"batch": "B", "length": "T", "groups": "G", "order": "N", "width": "P"}
@@ -22,8 +23,7 @@ def find(bench: Path | None) -> Path | None:
     """The benchmark file to show, or `None`."""
     if bench is not None:
         return bench
-    root = checkout()
-    places = [RUNS / "bench.json"] + ([] if root is None else [root / "results" / "bench.json"])
+    places = (RUNS / "bench.json", committed() / "bench.json")
     return next((place for place in places if place.exists()), None)
 
 
@@ -39,9 +39,10 @@ def section(bench: Path | None) -> str:
             "No benchmark here yet; make it with `shippo bench --out runs/bench.json` (two minutes; `--full`: half an hour)."
         )
     run = read_json(path)
-    machine = run["machine"]
-    facts = f"{machine['processor']}, {machine['cores']} cores, {machine['simd']}; {run['mode']} mode, {run['date']}."
-    return f'{lead}<p class="note">{text(facts)}</p>' + _verdict(run["verdict"]) + _scan(run["sections"].get("scan"))
+    with blame(path):
+        machine = run["machine"]
+        facts = f"{machine['processor']}, {machine['cores']} cores, {machine['simd']}; {run['mode']} mode, {run['date']}."
+        return f'{lead}<p class="note">{text(facts)}</p>' + _verdict(run["verdict"]) + _scan(run["sections"].get("scan"))
 
 
 def _verdict(targets: list[dict[str, Any]]) -> str:

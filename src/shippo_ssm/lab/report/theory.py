@@ -9,6 +9,7 @@ import re
 from pathlib import Path
 from typing import Any
 
+from shippo_ssm.lab.experiment import blame
 from shippo_ssm.lab.report.html import table, text, verdict
 from shippo_ssm.lab.store import read_json
 
@@ -24,7 +25,11 @@ def rows(checks: Path | None) -> list[dict[str, Any]]:
 
 def section(checks: Path | None) -> str:
     """A sentence with the count, and one table per part of the paper, folded away unless something in it does not hold."""
-    found = rows(checks)
+    with blame(checks):
+        return _section(rows(checks))
+
+
+def _section(found: list[dict[str, Any]]) -> str:
     lead = (
         "<p>Each proposition, lemma, theorem and example of the paper is a function that computes both of its sides and "
         "measures how far they are apart, or how far apart they must be. "
