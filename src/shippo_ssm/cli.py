@@ -1,8 +1,8 @@
 """The command `shippo`: every table, figure, check and benchmark of the project behind one word each.
 
-Commands import what they need when they run, so that `shippo --help` is quick. What a user can get wrong (a
-`ValueError`, a file that cannot be read or written, an extra that is not installed) is printed as one line with the remedy, exit code 2;
-Ctrl-C is 130.
+Commands import what they need when they run, so that `shippo --help` is quick. What a user can get wrong (a `ValueError`, a
+file that cannot be read or written, an extra that is not installed) is printed as one line with the remedy, exit code 2; Ctrl-C
+is 130.
 """
 
 from __future__ import annotations

@@ -15,6 +15,7 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -89,9 +90,12 @@ def die_at(kind: str, count: int, told: int) -> None:
 
         return wrapped
 
-    store.os = type("os", (), {**vars(os)})  # The module's own view of `os`, so that nobody else dies.
-    store.os.fsync = staticmethod(around(os.fsync, None, "inside a write"))
-    store.os.replace = staticmethod(around(os.replace, "before a write", "after a write"))
+    # The module gets a view of `os` of its own.
+    writes = {
+        "fsync": around(os.fsync, None, "inside a write"),
+        "replace": around(os.replace, "before a write", "after a write"),
+    }
+    vars(store)["os"] = SimpleNamespace(**vars(os) | writes)
     torch.Tensor.backward = around(torch.Tensor.backward, None, "step")  # pyright: ignore[reportAttributeAccessIssue]
     torch.autograd.grad = around(torch.autograd.grad, None, "step")  # pyright: ignore[reportAttributeAccessIssue]
 

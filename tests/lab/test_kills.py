@@ -1,4 +1,4 @@
-"""Twenty random kills: a run that is resumed after each of them ends with the numbers of an undisturbed one, and leaves no halves."""
+"""Twenty random kills: a run that is resumed after each ends with the numbers of an undisturbed one, and leaves no halves."""
 
 import json
 import subprocess

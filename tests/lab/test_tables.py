@@ -45,9 +45,9 @@ def test_facts_name_a_spread_and_a_table_only_where_there_is_one(toy, toy_result
 
 
 def printed(thing, width=80):
-    console = Console(width=width, file=io.StringIO())
-    console.print(thing)
-    return console.file.getvalue()
+    file = io.StringIO()
+    Console(width=width, file=file).print(thing)
+    return file.getvalue()
 
 
 def test_labels_and_verdicts_are_shown_as_they_are(toy, toy_result):
@@ -90,9 +90,10 @@ def test_a_narrow_terminal_gets_what_matters(toy, toy_result):
     columns = tuple(Column(key=f"m{index}", label=f"Metric {index}") for index in range(8))
     many = replace(toy, columns=(*toy.columns, *columns), main=("nmse", "r2"))
     for width, terminal, wide, narrow in ((80, True, False, True), (80, True, True, False), (80, False, False, False)):
-        console = Console(width=width, file=io.StringIO(), force_terminal=terminal, color_system=None)
+        file = io.StringIO()
+        console = Console(width=width, file=file, force_terminal=terminal, color_system=None)
         show(console, many, toy_result, wide=wide)
-        text = console.file.getvalue()
+        text = file.getvalue()
         assert ("Metric 7" not in text) == narrow
         assert ("--wide shows every column" in text) == narrow
         if narrow:
@@ -108,12 +109,12 @@ def test_a_narrow_terminal_gets_what_matters(toy, toy_result):
 
 @pytest.mark.parametrize("width", [60, 80, 140])
 def test_the_progress_line_keeps_its_bar(width):
-    console = Console(width=width, file=io.StringIO(), force_terminal=True, color_system=None)
-    live = Live(console)
+    file = io.StringIO()
+    live = Live(Console(width=width, file=file, force_terminal=True, color_system=None))
     units = [Unit(0, RowConfig(name="a-row-with-a-long-[name]-and-more-of-it", steps=20_000), (0, 1))]
     with live.show("paired", units, {0}, 1):
         live.progress(Progress(0, 10_000, 20_000, {"loss": 0.123, "nmse": 1e-4, "pair_nmse": 0.9, "more": 1.0}))
-    line = next(line for line in reversed(console.file.getvalue().splitlines()) if "10000/20000" in line)
+    line = next(line for line in reversed(file.getvalue().splitlines()) if "10000/20000" in line)
     assert line.count("━") + line.count("╸") >= 5
     assert "a-row-with-a-long-[name]"[:22] in line
     assert len(re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", line)) <= width

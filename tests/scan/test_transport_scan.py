@@ -283,11 +283,12 @@ def test_bad_cu_seqlens(bounds):
 def test_no_position_at_all_has_gradients(backend):
     """An empty sequence gives an empty output that still belongs to the graph, and its state passes through."""
     shapes = {"value": (2, 0, 2, 3), "write": (2, 0, 2, 4), "read": (2, 0, 2, 4), "step": (2, 0, 2), "right": (2, 0, 2, 3, 3)}
-    operands = {name: torch.rand(shape, requires_grad=True) for name, shape in shapes.items()}
+    operands: dict[str, Any] = {name: torch.rand(shape, requires_grad=True) for name, shape in shapes.items()}
     before = torch.rand(2, 2, 4, 3, requires_grad=True)
     drift = -torch.rand(2, 4)
     y, after = transport_scan(**operands, drift=drift, initial_state=before, output_final_state=True, backend=backend)
     assert y.shape == (2, 0, 2, 3)
+    assert after is not None
     assert torch.equal(after, before)
     y.sum().backward()
     assert operands["value"].grad is not None

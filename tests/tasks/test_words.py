@@ -296,7 +296,7 @@ def test_your_own_group():
         (lambda: WordTask(seed=-1), "`seed` is -1"),
         (lambda: WordTask().batch([0], "test"), "`split` is 'test'; expected one of 'train', 'eval'"),
         (lambda: WordTask().batch([]), "`indices` is empty"),
-        (lambda: WordTask().batch([-1]), "`indices` is from -1 to -1"),
+        (lambda: WordTask().batch([-1]), "`indices` is .-1."),
         (lambda: WordTask().batch([0], length=0), "`length` is 0"),
         (lambda: WordTask().evaluate(memory(WordTask()), 0), "`num_examples` is 0"),
         (lambda: Group.generate("x", [(0, 1, 1)]), r"`generators` holds \(0, 1, 1\)"),

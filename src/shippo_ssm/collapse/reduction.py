@@ -327,8 +327,8 @@ def as_family(generators: Tensor | Array) -> tuple[Array, float | None]:
     except (TypeError, ValueError):
         # The blocks are over the reals; a complex number is a 2 x 2 matrix there.
         raise ValueError(
-            f"collapse: `generators` is {generators!r:.60}; expected real matrices [M, P, P] of one size; stack them, and write "
-            "complex entries as 2 x 2 blocks"
+            f"collapse: `generators` is {generators!r:.60}; expected real matrices [M, P, P] of one size; stack them, "
+            "and write complex entries as 2 x 2 blocks"
         ) from None
     if given.ndim != 3 or given.shape[1] != given.shape[2] or 0 in given.shape:
         raise ValueError(

@@ -136,11 +136,8 @@ def _announce(name: str) -> None:
     global _announced
     logger.info("compiling %s for this machine", name)
     if not _announced and sys.stderr is not None and sys.stderr.isatty():
-        print(
-            f"shippo: compiling kernels for this machine; kept in {cache_directory() or 'memory only, there is no home directory'}",
-            file=sys.stderr,
-            flush=True,
-        )
+        place = cache_directory() or "memory only, since there is no home directory"
+        print(f"shippo: compiling kernels for this machine, once; kept in {place}", file=sys.stderr, flush=True)
     _announced = True
 
 

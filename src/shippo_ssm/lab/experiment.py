@@ -155,7 +155,7 @@ class Verdict(NamedTuple):
 
 
 class Part(dict[str, Any]):
-    """Metrics, curves, notes or configuration of a row: what is asked for and not there is a `ValueError` that names the file."""
+    """Metrics, curves, notes or configuration of a row: to ask for what is not there is a `ValueError` that names the file."""
 
     def __init__(self, content: dict[str, Any], where: str) -> None:
         super().__init__(content)
@@ -222,7 +222,9 @@ class Result:
                     )
             if not isinstance(found["config"].get("steps", 0), int):
                 raise ValueError(f"{where} has {found['config']['steps']!r} steps; expected a number; run the experiment again")
-            parts = {key: Part(value, f"{where}: `{key}`") for key, value in found.items() if isinstance(value, dict)}
+            parts: dict[str, Any] = {
+                key: Part(value, f"{where}: `{key}`") for key, value in found.items() if isinstance(value, dict)
+            }
             rows[found["name"]] = FinishedRow(**found | parts)
         versions = Part(facts["versions"], f"{source}: `versions`")
         return cls(facts["experiment"], facts["preset"], rows, versions, facts["wall_seconds"], source)

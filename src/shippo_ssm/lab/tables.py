@@ -143,7 +143,7 @@ def as_text(experiment: Experiment, result: Result) -> Table:
 
 
 def as_narrow_text(experiment: Experiment, result: Result) -> Table:
-    """The same for a narrow terminal: name, the numbers that matter without their spread, the paper's below, and the verdict."""
+    """The same for a narrow terminal: name, the numbers that matter without their spread, the paper's below, the verdict."""
     from rich.box import SIMPLE
     from rich.table import Table
     from rich.text import Text
@@ -177,7 +177,7 @@ def _mark(verdict: Verdict) -> Any:
 
 
 def show(console: Console, experiment: Experiment, result: Result, *, wide: bool = False) -> None:
-    """Print the table: with every column where there is room for it, `wide` asks for it or a file gets it; else the narrow one."""
+    """Print the table: every column where there is room for it, `wide` asks for it or a file gets it; else the narrow one."""
     table = as_text(experiment, result)
     least = console.measure(table, options=console.options.update(width=10_000)).minimum
     if least <= console.width or wide or not console.is_terminal:

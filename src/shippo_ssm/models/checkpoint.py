@@ -93,7 +93,7 @@ def read_checkpoint(path: str | Path) -> tuple[SequenceConfig, dict[str, Any]]:
         raise ValueError(f"read_checkpoint: {file} lacks `config`, or it or `notes` is no object; save the model again")
     known = {field.name for field in dataclasses.fields(SequenceConfig)}
     # Version 1 wrote down neither how its models started nor what came later.
-    earlier = FIRST_START if header["version"] == 1 else {}
+    earlier: dict[str, Any] = FIRST_START if header["version"] == 1 else {}
     unknown, missing = sorted(set(config) - known), sorted(known - set(config) - set(earlier))
     if unknown:
         raise ValueError(f"read_checkpoint: {file} has unknown keys {unknown}; expected some of {sorted(known)}")
@@ -144,8 +144,8 @@ def _compare(config: SequenceConfig, shapes: dict[str, Any], embedding: nn.Modul
         size = getattr(config, name) or 0
         if size > limit or (name == "n_layers" and size < limit):
             raise ValueError(
-                f"load_checkpoint: `{name}` is {size} in the config; expected {'' if name == 'n_layers' else 'at most '}{limit} "
-                "by what the file holds; save the model again"
+                f"load_checkpoint: `{name}` is {size} in the config; expected {'at most ' * (name != 'n_layers')}{limit} by "
+                "what the file holds; save the model again"
             )
     with torch.device("meta"):
         expected = {name: tuple(tensor.shape) for name, tensor in SequenceModel(config, embedding, head).state_dict().items()}

@@ -188,8 +188,8 @@ class TransportMQAR:
         probabilities = (self.p_bind, self.p_op, self.p_query)
         if not (min(probabilities) >= 0 and abs(sum(probabilities) - 1) <= 1e-9 and self.p_query > 0):
             raise ValueError(
-                f"TransportMQAR: `p_bind`, `p_op`, `p_query` are {probabilities}; expected p_query > 0, none below 0, and a sum "
-                "of 1"
+                f"TransportMQAR: `p_bind`, `p_op`, `p_query` are {probabilities}; expected p_query > 0, none below 0, and a "
+                "sum of 1"
             )
         check_seed("TransportMQAR", self.seed)
 

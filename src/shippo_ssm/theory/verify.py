@@ -5,6 +5,7 @@ part does not hide the others."""
 
 from __future__ import annotations
 
+import difflib
 import json
 import math
 import time
@@ -64,7 +65,11 @@ def _select(only: str | Sequence[str] | None) -> list[str]:
     parts = [only] if isinstance(only, str) else list(only or ())
     unknown = [part for part in parts if not any(part in name for name in CHECKS)]
     if unknown:
-        raise ValueError(f"verify: `only` is {unknown[0]!r}; expected a part of the name of a check: {', '.join(CHECKS)}")
+        close = difflib.get_close_matches(unknown[0], CHECKS, 3, 0.4) or list(CHECKS)[:3]
+        raise ValueError(
+            f"verify: `only` is {unknown[0]!r}; expected a part of the name of a check, such as {', '.join(close)}; all of them "
+            "are the keys of shippo_ssm.theory.CHECKS"
+        )
     return [name for name in CHECKS if not parts or any(part in name for part in parts)]
 
 

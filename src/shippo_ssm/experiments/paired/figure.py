@@ -97,7 +97,7 @@ def main_evidence(result: Result, path: Path) -> None:
 
 
 def falling_errors(result: Result, path: Path) -> None:
-    """The task, and the errors of every row while it trains: on the answer, which all learn, and on the order, which one cannot."""
+    """The task, and the errors of every row while it trains: of the answer, and of the order, which one cannot learn."""
     figure, (task, *panels) = new_figure(13.5, 3.8, 3)
     _schematic(task)
     for axes, key, label in zip(panels, ("nmse", "pair_nmse"), ("Error of the answer", "Error of ab against ba")):

@@ -1,0 +1,201 @@
+"""The wheel in an environment of its own, without extras: its commands in a terminal of 80 columns, read from the screen."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import pty
+import re
+import struct
+import subprocess
+import sys
+import sysconfig
+import termios
+import venv
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+pyte = pytest.importorskip("pyte")
+pytest.importorskip("hatchling")
+
+from shippo_ssm import __version__  # noqa: E402
+from shippo_ssm.experiments import names  # noqa: E402
+
+ROOT = Path(__file__).parents[1]
+COLUMNS = 80
+# Nothing is downloaded: dependencies are those of this environment, and what only the extras bring is hidden.
+HIDDEN = (
+    "matplotlib",
+    "transformers",
+    "peft",
+    "accelerate",
+    "lightning",
+    "triton",
+    "jax",
+    "sphinx",
+    "onnx",
+    "pytest",
+    "selenium",
+)
+BLOCKER = f"""
+import sys
+from importlib.machinery import PathFinder
+class Visible(PathFinder):
+    @classmethod
+    def find_spec(cls, name, path=None, target=None):
+        return None if name.partition(".")[0] in {HIDDEN!r} else PathFinder.find_spec(name, path, target)
+sys.meta_path[sys.meta_path.index(PathFinder)] = Visible
+"""
+
+
+class Shown(NamedTuple):
+    """What a command left on the screen, and all that it wrote."""
+
+    code: int
+    lines: list[str]
+    raw: str
+
+
+class Installed:
+    """A fresh environment with the wheel in it, and an empty folder to work in."""
+
+    def __init__(self, folder: Path) -> None:
+        self.work = folder / "work"
+        self.work.mkdir()
+        wheels = folder / "wheels"
+        pip = [sys.executable, "-m", "pip", "--quiet", "--disable-pip-version-check"]
+        build = [*pip, "wheel", "--no-deps", "--no-build-isolation", "--no-index", "--wheel-dir", str(wheels), str(ROOT)]
+        subprocess.run(build, check=True, cwd=folder)
+        venv.create(folder / "env", symlinks=True)
+        self.bin = folder / "env" / "bin"
+        (wheel,) = wheels.glob("shippo_ssm-*.whl")
+        python = ["--python", str(self.bin / "python")]
+        subprocess.run([*pip, *python, "install", "--no-deps", "--no-index", str(wheel)], check=True, cwd=folder)
+        (packages,) = (folder / "env" / "lib").glob("python*/site-packages")
+        (packages / "dependencies.pth").write_text(sysconfig.get_paths()["purelib"] + "\n")
+        (packages / "sitecustomize.py").write_text(BLOCKER)
+        kept = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "COLUMNS", "NO_COLOR")}
+        self.environment = kept | {"TERM": "xterm-256color", "OMP_NUM_THREADS": "1"}
+
+    def shippo(self, line: str) -> Shown:
+        """`shippo LINE` in a terminal of 80 columns."""
+        inside, outside = pty.openpty()
+        fcntl.ioctl(outside, termios.TIOCSWINSZ, struct.pack("HHHH", 24, COLUMNS, 0, 0))
+        command = [str(self.bin / "shippo"), *line.split()]
+        place = {"cwd": self.work, "env": self.environment, "start_new_session": True}
+        process = subprocess.Popen(command, stdin=outside, stdout=outside, stderr=outside, **place)
+        os.close(outside)
+        raw = b""
+        # A terminal whose last process has ended cannot be read any more.
+        try:
+            while part := os.read(inside, 4096):
+                raw += part
+        except OSError:
+            pass
+        os.close(inside)
+        screen = pyte.Screen(COLUMNS, 400)
+        pyte.ByteStream(screen).feed(raw)
+        return Shown(process.wait(), [line.rstrip() for line in screen.display], raw.decode())
+
+    def python(self, code: str) -> str:
+        """The output of a script in the environment, to a pipe."""
+        command = [str(self.bin / "python"), "-c", code]
+        done = subprocess.run(command, cwd=self.work, env=self.environment, capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+
+@pytest.fixture(scope="module")
+def installed(tmp_path_factory):
+    return Installed(tmp_path_factory.mktemp("wheel"))
+
+
+def line_with(shown: Shown, start: str) -> int:
+    """The place of the line that begins with these words."""
+    return next(place for place, line in enumerate(shown.lines) if line.strip().startswith(start))
+
+
+def test_the_wheel_itself_runs(installed):
+    shown = installed.shippo("--version")
+    assert (shown.code, shown.lines[0]) == (0, f"shippo {__version__}")
+    where = installed.python("import shippo_ssm; print(shippo_ssm.__file__)")
+    assert "site-packages" in where
+    assert str(ROOT) not in where
+
+
+def test_the_demo_runs_to_its_end(installed):
+    shown = installed.shippo("demo --quick")
+    text = "\n".join(shown.lines)
+    assert shown.code == 0, text
+    assert "Traceback" not in text
+    assert "SHiPPO in a few seconds." in text
+    # While it trains there is a bar; afterwards a table whose every column is whole.
+    assert re.search(r"selective\.s0-s1.*━{5}.*60/60", shown.raw)
+    row = line_with(shown, "SHiPPO selective R")
+    assert re.fullmatch(r" *SHiPPO selective R +ours +0\.\d+ +\d\.?\d* +1", shown.lines[row])
+    assert re.fullmatch(r" *paper +0\.00123 +5\.58e-05 +1", shown.lines[row + 1])
+    assert "too short to be judged" in text
+    assert "no picture: matplotlib is not installed" in text
+    assert "next:  shippo table paired" in text
+    assert (installed.work / "runs" / "demo" / "result.json").exists()
+
+
+def test_a_table_is_readable_in_80_columns(installed):
+    shown = installed.shippo("table paired")
+    assert shown.code == 0
+    head = line_with(shown, "Model")
+    assert shown.lines[head].split() == ["Model", "Eval", "NMSE↓", "NMSE↓", "NMSE", "Verdict"]
+    for name, numbers, verdict in (
+        ("No-right r = 8", r"0\.000236 +1 +–", "holds"),
+        ("SHiPPO selective R", r"4\.2e-05 +1\.29e-05 +1", "holds"),
+    ):
+        place = line_with(shown, name)
+        assert re.fullmatch(rf" *{name} +ours +{numbers} +{verdict}", shown.lines[place]), shown.lines[place]
+        assert shown.lines[place + 1].split()[0] == "paper"
+    text = " ".join(shown.lines)
+    assert "results/paired.json" in text
+    assert "--wide shows every column" in text
+
+
+def test_the_list_is_readable_in_80_columns(installed):
+    shown = installed.shippo("list")
+    assert shown.code == 0
+    for name in names():
+        _, first, claim, time, _ = shown.lines[line_with(shown, f"│ {name} ")].split("│")
+        assert first.strip() == name
+        assert len(claim.split()) >= 3
+        assert time.strip()
+
+
+def test_verify_is_readable_in_80_columns(installed):
+    shown = installed.shippo("verify --only rotation_example")
+    assert shown.code == 0
+    assert [word for word in re.split(r"[┃ ]+", shown.lines[1]) if word] == ["statement", "residual", "bound", "holds"]
+    assert any(re.search(r"e-1\d │ ≤ 1e-\d\d │  yes  │$", line) for line in shown.lines)
+    assert any(line.startswith("1 statements in") and line.endswith("all hold") for line in shown.lines)
+
+
+def test_piped_output_is_plain_and_the_report_is_whole(installed):
+    """All tables and the page with everything, from the results inside the wheel."""
+    script = """
+import sys
+from shippo_ssm import cli
+for words in (*(["table", name] for name in NAMES), ["report", "--out", "report.html"]):
+    sys.argv = ["shippo", *words]
+    try:
+        cli.main()
+    except SystemExit as end:
+        assert not end.code, (words, end.code)
+""".replace("NAMES", repr([name for name in names() if (ROOT / "results" / f"{name}.json").exists()]))
+    out = installed.python(script)
+    assert "\x1b" not in out
+    assert "±" in out
+    assert "holds: blind to order" in out
+    assert "written: report.html" in out
+    page = (installed.work / "report.html").read_text(encoding="utf-8")
+    assert "Paired noncommutative transport" in page
+    assert "Not run here yet" not in page.split('id="mqar"')[0]
+    assert "What the engine was to reach" in page
+    assert "install it with" in page
