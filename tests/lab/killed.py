@@ -95,7 +95,7 @@ def die_at(kind: str, count: int, told: int) -> None:
         "fsync": around(os.fsync, None, "inside a write"),
         "replace": around(os.replace, "before a write", "after a write"),
     }
-    vars(store)["os"] = SimpleNamespace(**vars(os) | writes)
+    store.os = SimpleNamespace(**vars(os) | writes)  # pyright: ignore[reportAttributeAccessIssue]
     torch.Tensor.backward = around(torch.Tensor.backward, None, "step")  # pyright: ignore[reportAttributeAccessIssue]
     torch.autograd.grad = around(torch.autograd.grad, None, "step")  # pyright: ignore[reportAttributeAccessIssue]
 

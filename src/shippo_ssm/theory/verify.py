@@ -67,8 +67,8 @@ def _select(only: str | Sequence[str] | None) -> list[str]:
     if unknown:
         close = difflib.get_close_matches(unknown[0], CHECKS, 3, 0.4) or list(CHECKS)[:3]
         raise ValueError(
-            f"verify: `only` is {unknown[0]!r}; expected a part of the name of a check, such as {', '.join(close)}; all of them "
-            "are the keys of shippo_ssm.theory.CHECKS"
+            f"verify: `only` is {unknown[0]!r}; expected a part of the name of a check, such as {', '.join(close)}; all of "
+            "them are the keys of shippo_ssm.theory.CHECKS"
         )
     return [name for name in CHECKS if not parts or any(part in name for part in parts)]
 
