@@ -1,4 +1,4 @@
-"""A memory that only writes and one that also transports, trained on the same task, side by side, in a few minutes.
+"""A memory that only writes and one that also transports, trained on the same task, side by side, in about a minute.
 
 Three rows of the paired experiment at a fraction of its budget (2 seeds, 3,000 steps instead of 5 and 20,000): no-right
 r = 8, learned R from a zero start and selective R. The numbers are therefore larger than those of the full run; what they
@@ -57,7 +57,7 @@ def experiment(steps: int, preset: str = "demo") -> Experiment:
 
 def main(out: Path, *, console: Console, quick: bool = False, wide: bool = False) -> Result:
     """Train, print the table beside the paper's numbers, save the picture, say what to try next."""
-    time = "a few seconds" if quick else "DEMOTIME"
+    time = "a few seconds" if quick else "about a minute"
     console.print(
         f"[bold]SHiPPO in {time}.[/] A vector is written into memory; two operations act on it, a then b or b then a. "
         "Operations write nothing. A memory that only writes, however much, answers the same for ab and ba: "
