@@ -193,7 +193,7 @@ def test_the_speed_shows_only_what_was_right_and_says_what_fell_short(bench, tmp
     assert widths[1] == widths[3] == 100
     assert 0 < widths[0] < 100
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(speed, "checkout", lambda: None)
+    monkeypatch.setattr(speed, "committed", lambda: tmp_path)
     assert "<code>shippo bench --out runs/bench.json</code>" in speed.section(None)
 
 

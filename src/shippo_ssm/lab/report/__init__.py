@@ -66,8 +66,7 @@ def write(out: Path, experiments: Iterable[Experiment], *, checks: Path | None =
             raise ValueError(
                 f"{name} is {path}, which does not exist; leave it out, or make it with `shippo {command} --out {path}`"
             )
-    # What cannot be written is found before anything is computed.
+    # A folder that cannot be made is found before anything is computed.
     out.parent.mkdir(parents=True, exist_ok=True)
-    out.touch()
     out.write_text(render(experiments, checks=checks, bench=bench), encoding="utf-8")
     return out
