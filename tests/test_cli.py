@@ -74,7 +74,8 @@ def test_table_for_machines(monkeypatch, capsys, smoke_run):
     rows = json.loads(out)["rows"]
     assert [row["name"] for row in rows] == ["no-right-r1", "oracle"]
     assert rows[0]["ours"]["pair_nmse"][0] == pytest.approx(1, abs=1e-5)
-    assert rows[0]["holds"]
+    # A smoke run is too short to be judged.
+    assert rows[0]["holds"] is None
     assert not rows[1]["holds"]
 
 
