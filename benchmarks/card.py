@@ -4,8 +4,8 @@ Data path: the instruction counts of the compiled loops (`results/gpu.json`, mad
 rates of a `Card` give, for a pass over a `Shape`, the time that each resource needs if nothing else held it up; the pass takes
 as long as the largest of them, which binds. Of the configurations that autotuning may choose, the fastest is taken. Nothing
 here was measured on a card. What is assumed beside the published rates: all resources overlap; a warp alone on its scheduler
-issues in order, with the latencies of `card_code.LATENCY`; scratch states stay in the second-level cache; memory answers after
-`MEMORY_SECONDS`, and that cache after `CACHE_SECONDS`.
+issues in order, with the latencies of `card_code.LATENCY`; memory answers after `MEMORY_SECONDS`; a program that ends makes
+room for the next at once; what goes through shared memory takes the cycles of `EXCHANGE`.
 
 The same kind of model, work over peak rate and bytes over bandwidth, is held against the CPU kernel's measured time
 (`results/bench.json`): what it says too little there it may well say too little here.
@@ -21,10 +21,16 @@ from typing import Any, NamedTuple
 
 from benchmarks.card_code import RESULT
 from benchmarks.problem import Shape
-from benchmarks.roof import EXP_WORK, PASSES, bytes_moved
-from shippo_ssm.scan.triton import FEWEST_CHAINS, KEEP
+from benchmarks.roof import EXP_WORK, PASSES, bytes_moved, traffic
+from shippo_ssm.scan.segments import MOST_SEGMENTS, SEGMENT_LENGTH
+from shippo_ssm.scan.triton import FEWEST_CHAINS, keep_every, span_of
 
-MEMORY_SECONDS, CACHE_SECONDS = 600e-9, 250e-9
+MEMORY_SECONDS = 600e-9
+# Cycles of a processor for a warp that exchanges numbers with other lanes or with memory, by the first letters of the
+# instruction: 128 bytes pass in one, and the wide stores and loads of whole matrices move 512.
+EXCHANGE = {"LDGSTS": 2, "LDSM": 4, "STSM": 4, "STS": 4, "LDS": 1, "SHFL": 1, "LDG": 1, "STG": 1}
+# Instructions of the units for floats, which also multiply integers.
+FLOATS = ("FFMA", "FMUL", "FADD", "FSEL", "FSETP", "HFMA2", "IMAD")
 # Units of four schedulers: registers, and bytes of shared memory.
 REGISTERS, SHARED = 65536, 160 * 1024
 SHAPES = {"training": Shape(), "one long sequence": Shape(batch=1, length=65536)}
@@ -42,8 +48,6 @@ class Card(NamedTuple):
     """Single-precision operations per second: two per lane and cycle, which gives the clock."""
     bandwidth: float
     """Bytes per second of its memory."""
-    cache_bytes: float
-    """Bytes per cycle of the second-level cache; published for the A100, and taken to be the same on the others."""
 
     @property
     def clock(self) -> float:
@@ -52,9 +56,9 @@ class Card(NamedTuple):
 
 
 CARDS = (
-    Card("A100 80 GB", "sm_80", 108, 64, 19.5e12, 2.039e12, 5120),
-    Card("H100", "sm_90", 132, 128, 67e12, 3.35e12, 5120),
-    Card("B200", "sm_100", 148, 128, 75e12, 8.0e12, 5120),
+    Card("A100 80 GB", "sm_80", 108, 64, 19.5e12, 2.039e12),
+    Card("H100", "sm_90", 132, 128, 67e12, 3.35e12),
+    Card("B200", "sm_100", 148, 128, 75e12, 8.0e12),
 )
 
 
@@ -63,10 +67,8 @@ class Terms(NamedTuple):
 
     memory: float
     """Bytes that must move, and the kept states, over the memory's bandwidth."""
-    cache: float
-    """All loads and stores over the second-level cache's bandwidth."""
     flight: float
-    """Positions over those that loads run ahead, times the answer time of the memory."""
+    """Rounds over those that loads run ahead, times the answer time of the memory."""
     issue: float
     """Instructions of the busiest scheduler, or those of one of its units."""
     order: float
@@ -77,70 +79,85 @@ class Terms(NamedTuple):
 
 
 def of_units(instructions: dict[str, int]) -> dict[str, int]:
-    """How many instructions go to the units that can hold a scheduler up."""
-    groups = {"float": ("FFMA", "FMUL", "FADD", "FSEL", "FSETP"), "exchange": ("SHFL", "LDS", "STS", "LDG", "STG", "LDGSTS")}
+    """Cycles of the units that can hold a scheduler, or all of a processor, up."""
+    floats = {word: count for word, count in instructions.items() if word.startswith(FLOATS)}
+    exchanges = ((word, count) for word, count in instructions.items() if word.startswith(tuple(EXCHANGE)))
     return {
-        name: sum(count for word, count in instructions.items() if word.startswith(words)) for name, words in groups.items()
+        # A packed instruction, of two numbers in a lane, is two.
+        "float": sum(2 * count if word in ("FFMA2", "FMUL2", "FADD2") else count for word, count in floats.items()),
+        "exchange": sum(
+            count * next(cycles for letters, cycles in EXCHANGE.items() if word.startswith(letters))
+            for word, count in exchanges
+        ),
     }
 
 
-def terms(card: Card, shape: Shape, record: dict[str, Any], *, backward: bool, keep: bool) -> Terms:
-    """The terms of one pass of one compiled kernel."""
-    programs = shape.batch * -(-shape.groups // record["BG"])
-    here = -(-programs // card.processors)
+class Work(NamedTuple):
+    """What a kernel does at a shape."""
+
+    floats: float
+    """Numbers that must move, per cell."""
+    programs: int
+    """Per block of groups."""
+    positions: int
+    """Of one program."""
+
+
+def work_of(kernel: str, shape: Shape) -> Work:
+    """The work of a kernel of `card_code.kernels`."""
+    order, width = shape.order, shape.width
+    (read, written), (read_back, written_back) = traffic(shape, "both")
+    size = min(shape.length, span_of(shape.batch * shape.groups, shape.length))
+    kept, sources, adjoints = order * width / keep_every(width), 1 + order + width + width**2, order * width / size
+    # Nobody asks for the adjoint before the first span.
+    rest = shape.length - size
+    return {
+        "scan forward": Work(read + written, shape.batch, shape.length),
+        "scan forward, training": Work(read + written + kept, shape.batch, shape.length),
+        "scan summary": Work(sources, shape.batch, shape.length),
+        "scan adjoint": Work(sources * rest / shape.length + adjoints, shape.batch, rest),
+        "scan adjoint, summary": Work(sources, shape.batch, shape.length),
+        "scan gradients": Work(read_back + written_back + kept + adjoints, shape.cells // (shape.groups * size), size),
+    }[kernel]
+
+
+def terms(card: Card, shape: Shape, record: dict[str, Any], work: Work) -> Terms:
+    """The terms of one compiled kernel."""
+    here = -(-work.programs * -(-shape.groups // record["BG"]) // card.processors)
     # Programs that do not fit beside each other come one after another.
     room = min(REGISTERS // (32 * record["warps"] * record["registers"]), SHARED // max(1, record["shared"]))
-    turns = -(-here // max(1, room))
-    warps = -(-here // turns) * record["warps"]
-    busiest = -(-warps // 4)
-    issue = order = 0.0
-    for loop in record["loops"]:
-        units = of_units(loop["instructions"])
-        own = max(sum(loop["instructions"].values()), units["float"] * 128 / card.float_lanes)
-        # Shuffles and shared memory serve one warp of a processor per cycle.
-        issue += max(own * busiest, units["exchange"] * warps)
-        order += loop["alone"]
-    operands = 1 + 2 * shape.order + shape.width + shape.width**2
-    state = shape.order * shape.width
-    kept = 4 * shape.cells * state / KEEP * (keep or backward)
-    compulsory = bytes_moved(shape, "forward")
-    passing, flight = compulsory + kept, MEMORY_SECONDS
-    if backward:
-        compulsory = bytes_moved(shape, "both") - compulsory
-        # The operands are read twice, the second time from the cache; the states of a chunk are written there and read.
-        passing = compulsory + kept + 4 * shape.cells * (operands + 2 * state)
-        flight += CACHE_SECONDS
-    cycles = shape.length * turns / card.clock
+    turns, rounds = -(-here // max(1, room)), work.positions / record["BT"]
+    (loop,) = record["loops"]
+    units = of_units(loop["instructions"])
+    own = max(sum(loop["instructions"].values()), units["float"] * 128 / card.float_lanes)
+    # Shared memory serves one warp of a processor at a time.
+    warps = here * record["warps"]
     return Terms(
-        memory=(compulsory + kept) / card.bandwidth,
-        cache=passing / (card.cache_bytes * card.clock),
-        flight=shape.length * turns * flight / (record["STAGES"] - 1),
-        issue=issue * cycles,
-        order=order * cycles,
+        memory=4 * shape.cells * work.floats / card.bandwidth,
+        flight=turns * rounds * MEMORY_SECONDS / (record["STAGES"] - 1),
+        issue=max(own * -(-warps // 4), units["exchange"] * warps) * rounds / card.clock,
+        order=turns * rounds * loop["alone"] / card.clock,
     )
 
 
-def predict(card: Card, shape: Shape, scan_pass: str, records: list[dict[str, Any]]) -> dict[str, Any]:
+# The kernels of a pass, and those that segments need besides.
+PARTS = {"forward": ("scan forward",), "both": ("scan forward, training", "scan adjoint", "scan gradients")}
+SUMMARIES = {"forward": ("scan summary",), "both": ("scan summary", "scan adjoint, summary")}
+
+
+def predict(card: Card, shape: Shape, scan_pass: str, records: list[dict[str, Any]], *, segments: int = 1) -> dict[str, Any]:
     """The predicted time of "forward" or "both", its fraction of the memory roof, and what binds each kernel."""
-    kernels = {"forward": ["scan forward"], "both": ["scan forward, training", "scan backward"]}[scan_pass]
+    pieces = replace(shape, batch=shape.batch * segments, length=shape.length // segments)
     parts = []
-    for name in kernels:
-        options = {"backward": name == "scan backward", "keep": name != "scan forward"}
+    for kernel in PARTS[scan_pass] + (SUMMARIES[scan_pass] if segments > 1 else ()):
+        name, work = kernel.removesuffix(", summary"), work_of(kernel, pieces)
         choices = [record for record in records if record["kernel"] == name and record["target"] == card.target]
-        found = [(terms(card, shape, record, **options), record["BG"]) for record in choices]
+        found = [(terms(card, pieces, record, work), record["BG"]) for record in choices]
         best, groups = min(found, key=lambda pair: max(pair[0]))
-        parts.append({"kernel": name, "BG": groups, "seconds": max(best), "binds": best.binds(), "terms": best._asdict()})
+        parts.append({"kernel": kernel, "BG": groups, "seconds": max(best), "binds": best.binds(), "terms": best._asdict()})
     roof = bytes_moved(shape, scan_pass) / card.bandwidth
     seconds = sum(part["seconds"] for part in parts)
     return {"card": card.name, "pass": scan_pass, "seconds": seconds, "roof": roof, "fraction": roof / seconds, "parts": parts}
-
-
-def cut(shape: Shape, card: Card) -> Shape:
-    """The shape of a few long sequences after they are cut into segments, so that four warps find a group each."""
-    count = 1
-    while shape.batch * count * shape.groups < 16 * card.processors and shape.length % (2 * count) == 0:
-        count *= 2
-    return replace(shape, batch=shape.batch * count, length=shape.length // count)
 
 
 def check_on_cpu(bench: dict[str, Any]) -> list[dict[str, Any]]:
@@ -166,18 +183,14 @@ def measure(code: dict[str, Any], bench: dict[str, Any]) -> dict[str, Any]:
     """All predictions, and the comparison on the CPU."""
     rows = []
     for title, shape in SHAPES.items():
+        counts = [1]
+        if shape.batch * shape.groups < FEWEST_CHAINS:
+            counts.append(min(MOST_SEGMENTS, shape.length // SEGMENT_LENGTH))
         for card in CARDS:
             for scan_pass in PASSES:
-                whole = predict(card, shape, scan_pass, code["kernels"])
-                rows.append({"shape": str(shape), "title": title, "segments": 1, **whole})
-                pieces = cut(shape, card)
-                if shape.batch * shape.groups < FEWEST_CHAINS:
-                    # The summaries of the segments are one more pass of a kernel like the forward one.
-                    again, once = (predict(card, pieces, which, code["kernels"]) for which in (scan_pass, "forward"))
-                    seconds = again["seconds"] + once["seconds"]
-                    more = {"seconds": seconds, "fraction": whole["roof"] / seconds, "roof": whole["roof"]}
-                    count = pieces.batch // shape.batch
-                    rows.append({"shape": str(shape), "title": title, "segments": count, **again, **more})
+                for count in counts:
+                    found = predict(card, shape, scan_pass, code["kernels"], segments=count)
+                    rows.append({"shape": str(shape), "title": title, "segments": count, **found})
     return {"predictions": rows, "cpu": check_on_cpu(bench)}
 
 

@@ -19,6 +19,7 @@ import tempfile
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from benchmarks.problem import Shape
 from shippo_ssm.engine import Config
 
 TARGETS = {"sm_80": ("cuda", 80, 32), "sm_90": ("cuda", 90, 32), "sm_100": ("cuda", 100, 32), "gfx942": ("hip", "gfx942", 64)}
@@ -46,27 +47,44 @@ def kernels() -> dict[str, Kernel]:
     from shippo_ssm.actions.expm import CARD
     from shippo_ssm.actions.kernels import ITEM_CONFIGS
     from shippo_ssm.actions.split import _card_constants
-    from shippo_ssm.scan.triton import KEEP, configs
+    from shippo_ssm.layers.card import step_configs
+    from shippo_ssm.scan.triton import FORWARD, GRADIENTS, PREFIX, configs, keep_every, span_of
 
-    float32 = torch.float32
+    float32, shape = torch.float32, Shape()
     scan: dict[str, Any] = {
         "N": ORDER, "P": WIDTH, "RANK": 1, "HAS_RIGHT": True, "HAS_SEEN": False, "VARYING": False, "HAS_INITIAL": True,
-        "HAS_BOUNDS": False, "DTYPE": "float32", "INDEX": "int32", "seen": None, "bounds": None,
+        "HAS_BOUNDS": False, "EVEN": True, "DTYPE": "float32", "INDEX": "int32", "seen": None, "bounds": None,
     }  # fmt: skip
-    forward, backward = configs(ORDER, WIDTH, backward=False), configs(ORDER, WIDTH, backward=True)
-    shown = {name: constant for name, constant in scan.items() if name != "seen"} | {"HAS_SEEN": True}
-    kept, back = {"KEEP": KEEP}, {"KEEP": KEEP, "HAS_FINAL": True}
+    through = {"MIRROR": False, "READS": True, "SUMMARY": False, "KEEP": 0, "kept": None, "left": None, "turned": None}
+    through = scan | through
+    training = {name: constant for name, constant in through.items() if name != "kept"} | {"KEEP": keep_every(WIDTH)}
+    size = span_of(shape.batch * shape.groups, shape.length)
+    adjoint = training | {"MIRROR": True, "READS": False, "KEEP": size}
+    adjoint |= dict.fromkeys(("y", "read", "final"))
+    summary = {name: constant for name, constant in through.items() if name not in ("left", "turned")}
+    summary |= {"SUMMARY": True, "READS": False, "HAS_INITIAL": False} | dict.fromkeys(("y", "read", "initial"))
+    back = scan | {"KEEP": keep_every(WIDTH), "SPAN": size, "whose": None}
+    whole = {"N": ORDER, "P": WIDTH, "HAS_RIGHT": True, "DTYPE": "float32"}
+    forward, silent, backward = (configs(ORDER, WIDTH, **asked) for asked in (FORWARD, {}, GRADIENTS))
+
+    def shown(constants: dict[str, Any]) -> dict[str, Any]:
+        return {name: constant for name, constant in constants.items() if name != "seen"} | {"HAS_SEEN": True}
+
     exp = {"P": WIDTH, "DEGREE": CARD[float32].degree, "THETA": CARD[float32].theta, "DTYPE": "float32"}
     one_way = {"P": WIDTH, "DTYPE": "float32", "BACKWARD": False, "cotangent": None, "d_coords": None, "d_step": None}
     both_ways = {"P": WIDTH, "DTYPE": "float32", "BACKWARD": True}
     factors = _card_constants(float32, (4, 6, 6))
     return {
-        "scan forward": Kernel("scan", "forward", scan | {"KEEP": 0, "kept": None}, forward),
-        "scan forward, training": Kernel("scan", "forward", scan | kept, forward),
-        "scan backward": Kernel("scan", "backward", scan | back | {"dseen": None}, backward),
-        "cell forward, training": Kernel("scan", "forward", shown | kept, forward[:1]),
-        "cell backward": Kernel("scan", "backward", shown | back, backward[:1]),
-        "scan forward, bfloat16": Kernel("scan", "forward", scan | {"KEEP": 0, "kept": None}, forward[:1], "bf16"),
+        "scan forward": Kernel("scan", "scan", through, forward),
+        "scan forward, training": Kernel("scan", "scan", training, forward),
+        "scan adjoint": Kernel("scan", "scan", adjoint, silent),
+        "scan gradients": Kernel("scan", "gradients", back | {"dseen": None}, backward),
+        "scan summary": Kernel("scan", "scan", summary, silent),
+        "segment prefix": Kernel("scan", "prefix", whole | {"HAS_INITIAL": True}, PREFIX),
+        "decode step": Kernel("layers", "cell_step", whole | {"RANK": 1, "VARYING": False}, step_configs(ORDER, WIDTH)),
+        "cell forward, training": Kernel("scan", "scan", shown(training), forward[:1]),
+        "cell gradients": Kernel("scan", "gradients", shown(back), backward[:1]),
+        "scan forward, bfloat16": Kernel("scan", "scan", through, forward[:1], "bf16"),
         "expm": Kernel("actions", "expm", exp | {"FRECHET": False, "direction": None}, ITEM_CONFIGS),
         "expm backward": Kernel("actions", "expm", exp | {"FRECHET": True}, ITEM_CONFIGS),
         "split": Kernel("actions", "split", one_way | factors, ITEM_CONFIGS),
@@ -87,7 +105,7 @@ def compile_kernel(kernel: Kernel, config: Config, target: str) -> Any:
     function = getattr(importlib.import_module(f"shippo_ssm.{kernel.room}._triton_kernels"), kernel.function)
     constants: dict[str, Any] = kernel.constants | dict(config.sizes)
     constants = {name: getattr(tl, value) if name in ("DTYPE", "INDEX") else value for name, value in constants.items()}
-    scalars = {"length": "i32", "groups": "i32", "crowd": "i32", "count": "i32", "bounds": "*i64"}
+    scalars = {"length": "i32", "groups": "i32", "crowd": "i32", "count": "i32", "bounds": "*i64", "whose": "*i64"}
     signature = {
         name: "constexpr" if name in constants else scalars.get(name, f"*{kernel.dtype}") for name in function.arg_names
     }

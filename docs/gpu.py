@@ -24,24 +24,30 @@ brings Triton. With tensors on a card (CUDA, or ROCm, which torch calls the same
   with and without a right action, constant or varying drift, rank-r writes, first and last states with gradients,
   packed sequences, P up to 16, N padded to a power of two. Operands in bfloat16 and float16 are loaded as they are;
   the state is float32.
-- few long sequences (B G below 512): segments, `scan/segments.py`, with the same kernels for each; their summaries
-  are torch products.
+- few long sequences (B G below 512): segments, `scan/segments.py`: their summaries, the prefix of these and the
+  replay of each segment are kernels, and the host never waits for the card.
+- a single position that continues a state without gradients (`Shippo.step`, generation): one kernel, state in, state
+  out (`layers/_triton_kernels.py`).
 - `expm`, split products and rotations with their gradients: `actions/_triton_kernels.py`, one matrix per lane, P up
   to 4. Wider ones take torch's batched products.
 
 `resolve_backend` says what is taken and why; without Triton it is `chunked`. A kernel is compiled when it is first
 called, never at import. Which of a few configurations is the fastest is measured at the first call with operands of a
-kind, and kept on disk. Under `torch.compile` each is one operator.
-A single position is one launch of the forward kernel, T = 1, from a state to a state, with fixed shapes and without a
-word between card and host, which a CUDA graph can hold after a first call has tuned it. `Shippo.step`, the short
-convolution, gates and projections are torch's operators on a card.
+kind, and kept on disk. Under `torch.compile` each is one operator. The decode step has fixed shapes and exchanges no
+word between card and host, so that a CUDA graph can hold it after a first call; the short convolution, gates and
+projections around it are torch's operators on a card.
 
 ## How a program works
 
 A program is one sequence and a few groups (BG); it keeps their states in registers from the first position to the
-last. N lies along the lanes of a warp, the P columns are P registers of a lane. Loads run several positions ahead
-through shared memory. The backward pass keeps the state of every 16th position, computes the others again into a
-scratch that fits the second-level cache, and goes back through them.
+last, BT positions in a round. N lies along the lanes of a warp, the P columns are P registers of a lane. Loads run
+STAGES - 1 rounds ahead through shared memory. Sums over N are made for sixteen numbers at once: the lanes exchange
+them so that each adds up all numbers of one sum.
+
+The backward pass is two kernels. The adjoint goes back through time alone, as the forward pass goes forth, and leaves
+itself at the ends of two or more long spans, the first of which it need not enter. Then all spans are computed beside
+each other, in any order: a program goes back through its span with the state before every BT positions, which the
+forward pass has kept, computes the states between in registers, and from them and the adjoint all gradients.
 
 ## What was proved, and how
 
@@ -59,12 +65,13 @@ MODEL = """
 
 From the instructions of the compiled loops, the registers and shared memory above, and the published rates of three
 cards, `python -m benchmarks.card` predicts the time of a pass: the largest of what each resource needs. *memory*:
-bytes that must move over the card's bandwidth; *cache*: all loads and stores over that of its second-level cache;
-*flight*: positions over those that loads run ahead, times the answer time of the memory; *issue*: instructions of the
-busiest scheduler; *order*: one warp's own instructions, each waiting for its operands. It assumes that all of them
-overlap. The fraction is that of the memory roof: 1 is a kernel that streams its operands at the card's full
-bandwidth. Where a few long sequences are cut into segments, their summaries are counted as one more forward pass;
-today they are torch's batched products, which take longer.
+bytes that must move over the card's bandwidth, kept states with them; *flight*: rounds over those that loads run
+ahead, times the answer time of the memory; *issue*: instructions of the busiest scheduler, or the cycles of its units
+for floats, or of the processor's shared memory; *order*: one warp's own instructions, each waiting for its operands.
+It assumes that all of them overlap. The fraction is that of the memory roof: 1 is a pass that streams its operands and
+results once at the card's full bandwidth. A pass forth and back streams more, since states are kept and the adjoint
+reads some operands once more: {bound:.2f} is then as good as memory allows at the first shape. Where a few long
+sequences are cut into segments, their summaries are counted, the prefix of these is not: it reads one map per segment.
 
 """
 JUDGE = """
@@ -76,8 +83,8 @@ TAIL = """
 ## What is not known
 
 Everything that only a run can tell: whether a card agrees with the interpreter bit for bit in rounding (it need not:
-`exp2` and fused products differ), whether the scratch stays in the cache, how far a lone warp falls behind the model,
-what autotuning chooses. The one command to find out, from a source checkout on a machine with a card:
+`exp2` and fused products differ), how far a lone warp falls behind the model, what autotuning chooses. The one
+command to find out, from a source checkout on a machine with a card:
 
 ```text
 shippo bench --device cuda
@@ -98,7 +105,7 @@ def code_table(code: dict[str, Any]) -> str:
     targets = list(dict.fromkeys(record["target"] for record in code["kernels"]))
     found: dict[tuple[str, str], dict[str, str]] = {}
     for record in code["kernels"]:
-        sizes = ", ".join(f"{name} {record[name]}" for name in ("BG", "STAGES", "BM", "warps") if name in record)
+        sizes = ", ".join(f"{name} {record[name]}" for name in ("BG", "BT", "STAGES", "BM", "warps") if name in record)
         line = found.setdefault((record["kernel"], sizes), {})
         line[record["target"]] = f"{record['registers']} / {record['stack']} / {record['shared']}"
     rows = [[kernel, sizes, *(line.get(target, "") for target in targets)] for (kernel, sizes), line in found.items()]
@@ -116,7 +123,7 @@ def model_table(model: dict[str, Any]) -> str:
             f"{1e6 * row['roof']:.0f}",
             f"{1e6 * row['seconds']:.0f}",
             f"{row['fraction']:.2f}",
-            ", ".join(f"{part['binds']} (BG {part['BG']})" for part in row["parts"]),
+            ", ".join(f"{part['kernel'].removeprefix('scan ')}: {part['binds']}" for part in row["parts"]),
         ]
         for row in model["predictions"]
     ]
@@ -134,7 +141,9 @@ def cpu_table(model: dict[str, Any]) -> str:
 def page(root: Path) -> str:
     code = json.loads((root / RESULT).read_text(encoding="utf-8"))
     model = code["model"]
-    return HEAD + code_table(code) + MODEL + model_table(model) + JUDGE + cpu_table(model) + TAIL
+    first = next(row for row in model["predictions"] if row["pass"] == "both")
+    bound = first["roof"] / sum(part["terms"]["memory"] for part in first["parts"])
+    return HEAD + code_table(code) + MODEL.format(bound=bound) + model_table(model) + JUDGE + cpu_table(model) + TAIL
 
 
 def write(root: Path) -> None:

@@ -44,7 +44,7 @@ class Interpreter:
         self.process.communicate("")
 
 
-def scan(dtype: str, cu_seqlens: list[int] | None = None, **case: Any) -> dict[str, float]:
+def scan(dtype: str, cu_seqlens: list[int] | None = None, backend: str = "triton", **case: Any) -> dict[str, float]:
     """Error ratios of y, the last state and all gradients against the float64 reference loop."""
     import torch
 
@@ -53,8 +53,46 @@ def scan(dtype: str, cu_seqlens: list[int] | None = None, **case: Any) -> dict[s
     bounds = None if cu_seqlens is None else torch.tensor(cu_seqlens)
     recurrence, state, expected = reference_run(None if cu_seqlens is None else tuple(cu_seqlens), **case)
     operands = recurrence.map(lambda tensor: tensor.to(getattr(torch, dtype)))
-    got = run_with_gradients(operands, state.to(operands.value.dtype), cu_seqlens=bounds, backend="triton")
+    got = run_with_gradients(operands, state.to(operands.value.dtype), cu_seqlens=bounds, backend=backend)
     return {name: rms_ratio(got[name], expected[name]) for name in expected}
+
+
+def segmented(**case: Any) -> dict[str, float]:
+    """Error ratios of a scan that is cut into segments, all of it by Triton's kernels, against the float64 reference loop."""
+    from unittest import mock
+
+    from shippo_ssm.scan import fused, segments
+
+    with mock.patch.object(fused, "obstacle", return_value="asked"), mock.patch.object(segments, "SEGMENT_LENGTH", 3):
+        return scan("float64", backend="segmented", **case)
+
+
+def step(dtype: str, tokens: int = 3, **options: Any) -> dict[str, float]:
+    """A layer's steps by Triton's kernel against the same steps in torch."""
+    from unittest import mock
+
+    import torch
+
+    from shippo_ssm import Shippo
+    from shippo_ssm.layers import cell
+    from tests.scan.conftest import rms_ratio
+
+    layer = Shippo(12, **options).to(getattr(torch, dtype))
+    u, results = torch.randn(tokens, 2, 12, dtype=getattr(torch, dtype)), []
+    for taken in (True, False):
+        calls = mock.Mock(return_value=taken)
+        slow, fast = (
+            mock.patch.object(Shippo, "_can_decode", return_value=None),
+            mock.patch.object(cell, "takes_card_step", calls),
+        )
+        with torch.no_grad(), slow, fast:
+            state, outputs = layer.init_state(2), []
+            for token in u:
+                y, state = layer.step(token, state)
+                outputs.append(y)
+        assert calls.call_count == tokens
+        results.append((torch.stack(outputs), *state.cell))
+    return {name: rms_ratio(a, b) for name, a, b in zip(("y", "memory", "write", "value"), *results)}
 
 
 def half(dtype: str, **case: Any) -> dict[str, float]:
@@ -129,13 +167,22 @@ def bench() -> dict[str, Any]:
 
 def main() -> None:
     import torch
+    from triton.runtime.interpreter import InterpretedFunction, _patch_lang
+
+    def call(self: Any, *arguments: Any, **named: Any) -> Any:
+        # A launch has made the language interpreted that our kernels see; to do so again for every call inside of it would
+        # take half of the time. Triton's own functions see another module.
+        if self.fn.__module__.startswith("triton."):
+            _patch_lang(self.fn)
+        return self.rewrite()(*arguments, **named)
 
     warnings.simplefilter("error")
     torch.set_num_threads(1)
+    InterpretedFunction.__call__ = call
     # `torch.empty` gives NaN, so that a kernel that forgets to write a place is caught.
     torch.use_deterministic_algorithms(True)
     torch.utils.deterministic.fill_uninitialized_memory = True  # pyright: ignore[reportAttributeAccessIssue]
-    checks = {check.__name__: check for check in (scan, half, opcheck, action, bench)}
+    checks = {check.__name__: check for check in (scan, segmented, step, half, opcheck, action, bench)}
     for line in sys.stdin:
         request = json.loads(line)
         try:

@@ -16,7 +16,7 @@ AGAIN = "run `python -m benchmarks.card_code`, `python -m benchmarks.card` and `
 
 
 @pytest.mark.parametrize("target", TARGETS)
-@pytest.mark.parametrize("name", ["scan forward, training", "scan backward", "rotation"])
+@pytest.mark.parametrize("name", ["scan forward, training", "scan gradients", "rotation"])
 def test_the_flagship_compiles_without_a_card_and_spills_nothing(name, target):
     made = record(name, 0, target)
     assert made["stack"] == 0
@@ -47,14 +47,25 @@ def test_the_model_by_hand():
     assert a100.clock == pytest.approx(1.41e9, rel=1e-2)
     shape = Shape(batch=1, length=10, groups=108)
     loop = {"instructions": {"FFMA": 100}, "alone": 500.0}
-    made = {"BG": 1, "STAGES": 5, "warps": 1, "registers": 64, "shared": 1024, "loops": [loop]}
-    terms = card.terms(a100, shape, made, backward=False, keep=False)
-    assert terms.order == pytest.approx(10 * 500 / a100.clock)
+    made = {"BG": 1, "BT": 2, "STAGES": 5, "warps": 1, "registers": 64, "shared": 1024, "loops": [loop]}
+    terms = card.terms(a100, shape, made, card.work_of("scan forward", shape))
+    assert terms.order == pytest.approx(5 * 500 / a100.clock)
     # 16 lanes of a scheduler take two cycles for a warp.
-    assert terms.issue == pytest.approx(10 * 200 / a100.clock)
+    assert terms.issue == pytest.approx(5 * 200 / a100.clock)
     assert terms.memory == pytest.approx(bytes_moved(shape, "forward") / 2.039e12)
-    assert terms.flight == pytest.approx(10 * 600e-9 / 4)
+    assert terms.flight == pytest.approx(5 * 600e-9 / 4)
     assert terms.binds() == "order"
+    assert card.of_units({"FFMA2": 3, "FADD": 1, "STS": 2, "SHFL": 5, "MOV": 7}) == {"float": 7, "exchange": 13}
+
+
+def test_the_work_of_a_backward_pass():
+    """Two spans of a sequence: the adjoint alone goes through one of them."""
+    shape = Shape()
+    adjoint, gradients = (card.work_of(kernel, shape) for kernel in ("scan adjoint", "scan gradients"))
+    assert (adjoint.programs, adjoint.positions) == (16, 256)
+    assert (gradients.programs, gradients.positions) == (32, 256)
+    assert adjoint.floats == 0.5 * 53 + 0.5
+    assert gradients.floats == 89 + 85 + 32 + 0.5
 
 
 def test_instructions_wait_for_their_operands():

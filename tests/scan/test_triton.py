@@ -5,6 +5,7 @@ import torch
 
 from shippo_ssm.engine import card
 from shippo_ssm.scan import resolve_backend, transport_scan
+from shippo_ssm.scan.triton import span_of
 from tests.scan.conftest import REGIMES, TOLERANCE
 
 # One program, unless a case says otherwise: the interpreter is slow.
@@ -56,6 +57,16 @@ def test_packed_sequences_equal_the_reference(interpreter, bounds):
     assert_small(interpreter.ask("scan", dtype="float64", cu_seqlens=bounds, **case), TOLERANCE[torch.float64])
 
 
+@pytest.mark.parametrize(
+    "case",
+    [{"T": 11}, {"T": 10, "cu_seqlens": [0, 0, 2, 10], "states": 3, "varying": True}, {"T": 7, "B": 2, "right": False}],
+    ids=["one sequence", "packed", "no right action"],
+)
+def test_segments_of_a_card_equal_the_reference(interpreter, case):
+    """Summaries, their prefix and the replay of each segment, forward and backward, are all kernels for cards."""
+    assert_small(interpreter.ask("segmented", **(SMALL | case)), TOLERANCE[torch.float64])
+
+
 @pytest.mark.parametrize(("dtype", "tolerance"), [("bfloat16", 5e-3), ("float16", 1e-3)])
 def test_half_precision_operands_are_loaded_as_they_are(interpreter, dtype, tolerance):
     """The state is float32 and sees no rounding but that of the operands; gradients are rounded once, at the end."""
@@ -67,6 +78,15 @@ def test_half_precision_operands_are_loaded_as_they_are(interpreter, dtype, tole
 def test_operators_say_what_they_return(interpreter):
     """torch's own checks pass, or the question raises; and the interpreter is never chosen by itself."""
     assert interpreter.ask("opcheck", T=3, seen=True, **SMALL) == {"auto": "fused"}
+
+
+def test_the_backward_pass_has_few_long_programs_or_many_short_ones():
+    """A span is a power of two; a sequence that is alone is cut into more of them."""
+    assert span_of(1024, 512) == 256
+    assert span_of(1, 512) == span_of(1 << 20, 3) == 64
+    assert span_of(1024, 10_000) == 8192
+    for chains, length in ((1, 70_000), (512, 4096), (3, 0)):
+        assert span_of(chains, length).bit_count() == 1
 
 
 def test_auto_takes_a_card_where_triton_is_there(monkeypatch):

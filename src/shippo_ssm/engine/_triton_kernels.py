@@ -1,7 +1,8 @@
 """What the Triton kernels of all rooms share: small arrays of an item as single numbers, one tile of items for each.
 
 An item is a row of an array [.., SIZE]. A block of BM items is loaded and stored as one tile [BM, SIZE], so that neighbouring
-lanes touch neighbouring places, and used as numbers, tiles [BM], so that arithmetic needs no exchange between lanes.
+lanes touch neighbouring places, and used as numbers, tiles [BM], so that arithmetic needs no exchange between lanes. COUNT rows
+of an item, `stride` rows apart, are one tile [BM, COUNT SIZE].
 """
 
 from __future__ import annotations
@@ -22,34 +23,59 @@ def unbind(tile, SIZE: tl.constexpr):
     if SIZE == 1:
         return (tl.reshape(tile, (tile.shape[0],)),)
     else:
-        low, high = tl.split(tl.permute(tl.reshape(tile, (tile.shape[0], 2, SIZE // 2)), (0, 2, 1)))
-        return unbind(low, SIZE // 2) + unbind(high, SIZE // 2)
+        even, odd = tl.split(tl.reshape(tile, (tile.shape[0], SIZE // 2, 2)))
+        evens, odds = unbind(even, SIZE // 2), unbind(odd, SIZE // 2)
+        numbers = ()
+        for k in tl.static_range(SIZE // 2):
+            numbers += (evens[k], odds[k])
+        return numbers
 
 
 @triton.jit
-def load_numbers(array, u, real, SIZE: tl.constexpr, DTYPE: tl.constexpr):
-    """Row u of an array [.., SIZE] as SIZE numbers, zeros where an item is not real, and some more to a power of two."""
-    k = tl.arange(0, padded(SIZE))
-    tile = tl.load(array + u[:, None] * SIZE + k[None, :], mask=real[:, None] & (k < SIZE)[None, :], other=0.0)
-    return unbind(tile.to(DTYPE), padded(SIZE))
-
-
-@triton.jit
-def bind(numbers, FIRST: tl.constexpr, SIZE: tl.constexpr):
-    """The tile [BM, SIZE] whose columns are numbers[FIRST], .., numbers[FIRST + SIZE - 1]."""
+def bind(numbers, FIRST: tl.constexpr, STRIDE: tl.constexpr, SIZE: tl.constexpr):
+    """The tile [BM, SIZE] whose columns are numbers[FIRST], numbers[FIRST + STRIDE], .."""
     if SIZE == 1:
         return tl.reshape(numbers[FIRST], (numbers[FIRST].shape[0], 1))
     else:
-        halves = tl.join(bind(numbers, FIRST, SIZE // 2), bind(numbers, FIRST + SIZE // 2, SIZE // 2))
-        return tl.reshape(tl.permute(halves, (0, 2, 1)), (numbers[FIRST].shape[0], SIZE))
+        evens = bind(numbers, FIRST, 2 * STRIDE, SIZE // 2)
+        odds = bind(numbers, FIRST + STRIDE, 2 * STRIDE, SIZE // 2)
+        return tl.reshape(tl.join(evens, odds), (numbers[FIRST].shape[0], SIZE))
+
+
+@triton.jit
+def filled(numbers, SIZE: tl.constexpr):
+    """`numbers` and some more, to a power of two."""
+    for _ in tl.static_range(padded(SIZE) - SIZE):
+        numbers += (numbers[0],)
+    return numbers
+
+
+@triton.jit
+def places(u, real, SIZE: tl.constexpr, stride, COUNT: tl.constexpr, limit):
+    """Where the COUNT rows of an item lie in an array [.., SIZE], and which are meant: all, or the first `limit` rows."""
+    k = tl.arange(0, padded(COUNT * SIZE))
+    rows = COUNT * SIZE if limit is None else limit * SIZE
+    return (u[:, None] + (k // SIZE * stride)[None, :]) * SIZE + (k % SIZE)[None, :], real[:, None] & (k < rows)[None, :]
+
+
+@triton.jit
+def load_numbers(array, u, real, SIZE: tl.constexpr, DTYPE: tl.constexpr, stride=0, COUNT: tl.constexpr = 1, limit=None):
+    """COUNT rows of an array [.., SIZE] from row u on as COUNT SIZE numbers, and some more to a power of two.
+
+    Zeros where an item is not real, and behind its first `limit` rows.
+    """
+    at, here = places(u, real, SIZE, stride, COUNT, limit)
+    return unbind(tl.load(array + at, mask=here, other=0.0).to(DTYPE), padded(COUNT * SIZE))
+
+
+@triton.jit
+def store_tile(array, u, real, tile, SIZE: tl.constexpr, stride=0, COUNT: tl.constexpr = 1, limit=None):
+    """COUNT rows of an array [.., SIZE] from a tile [BM, COUNT SIZE] that is filled to a power of two."""
+    at, here = places(u, real, SIZE, stride, COUNT, limit)
+    tl.store(array + at, tile.to(array.dtype.element_ty), mask=here)
 
 
 @triton.jit
 def store_numbers(array, u, real, numbers, SIZE: tl.constexpr):
     """Row u of an array [.., SIZE], from its SIZE numbers."""
-    filled = numbers
-    for _ in tl.static_range(padded(SIZE) - SIZE):
-        filled += (numbers[0],)
-    k = tl.arange(0, padded(SIZE))
-    tile = bind(filled, 0, padded(SIZE)).to(array.dtype.element_ty)
-    tl.store(array + u[:, None] * SIZE + k[None, :], tile, mask=real[:, None] & (k < SIZE)[None, :])
+    store_tile(array, u, real, bind(filled(numbers, SIZE), 0, 1, padded(SIZE)), SIZE)

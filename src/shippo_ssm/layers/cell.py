@@ -25,6 +25,7 @@ from torch import Tensor
 from torch.distributed import ProcessGroup
 
 from shippo_ssm._dtypes import compute_dtype
+from shippo_ssm.layers.card import card_step, takes_card_step
 from shippo_ssm.layers.halo import halo
 from shippo_ssm.layers.mixer import Segment
 from shippo_ssm.scan import Recurrence, scan
@@ -219,6 +220,10 @@ def shippo_cell_step(
     """
     dtype, kept = value.dtype, state.memory.dtype
     value, write, read, step, mix, drift = (tensor.to(kept) for tensor in (value, write, read, step, mix, drift))
+    if takes_card_step(value, state.memory):
+        right = None if right is None else right.to(kept)
+        y, memory = card_step(value, write, read, step, mix, drift, right, *state)
+        return y.to(dtype), CellState(memory, write.view_as(state.write), value.view_as(state.value))
     gamma, beta = (mix * step)[..., None, None], ((1 - mix) * step)[..., None, None]
     memory = state.memory + beta * state.source
     memory = memory if right is None else memory @ right.to(kept)

@@ -5,16 +5,21 @@ the lanes of a warp (BN is N rounded up to a power of two); the P columns are P 
 alone (value, right, step, dy) are tiles [BG]. Row u = t G + g of an operand is position t of group g, with all sequences of a
 batch one after another, as in `_fused_kernels.py`, whose formulas these are.
 
-Forward, one position after another, loads running STAGES positions ahead through shared memory:
+`scan` goes through time, BT positions in a round, loads running STAGES rounds ahead through shared memory:
 
-    M = exp(step drift) * (H right),    H <- M + write value^T,    y = read^T H    (nothing waits for y).
+    M = exp(step drift) * (H right),    H <- M + write value^T,    y = read^T H    (nothing waits for y),
 
-The state before every KEEP positions goes to `kept` where a backward pass will want it.
+or, as a mirror, from the last position to the first, with dy in the place of `value` and `read` in that of `write`:
 
-Backward, chunks of KEEP positions from the last to the first: the states of a chunk are computed again from the kept one into
-a scratch of the program's own, small enough for the cache, then the adjoint S goes back through them.
+    S <- exp(step drift) * ((S + write value^T) right^T).
 
-`crowd`, how many chains there are, is not read: the autotuner's choice depends on it.
+`gradients` then needs no order in time: a program takes SPAN positions, with the adjoint S behind them and the state H
+before every KEEP of them, both left there by `scan`. It computes BT states again, all in registers, and goes back through them.
+
+Sums over N (y, and the gradients of value, right and step) are made for many numbers at once, by `fold`: one by one they would
+take more instructions than the recurrence.
+
+EVEN says that rounds fill all sequences. `crowd`, how many chains there are, is not read: the autotuner's choice depends on it.
 """
 
 from __future__ import annotations
@@ -22,7 +27,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from shippo_ssm.engine._triton_kernels import load_numbers, padded, store_numbers
+from shippo_ssm.engine._triton_kernels import bind, filled, load_numbers, padded, store_tile, unbind
 
 LOG2_E = tl.constexpr(1.4426950408889634)
 
@@ -70,6 +75,31 @@ def zero_state(BG: tl.constexpr, BN: tl.constexpr, P: tl.constexpr, DTYPE: tl.co
 
 
 @triton.jit
+def fold(tiles, COUNT: tl.constexpr, HALVES: tl.constexpr):
+    """The sums over N of COUNT tiles [BG, BN], as one tile [BG, COUNT], filled to a power of two.
+
+    What lies in one lane, 2^HALVES numbers, is added there; the rest is turned around, so that a lane holds all numbers of one
+    sum: this takes one exchange and one addition for a number, where sums by halves would take log2(BN) of both.
+    """
+    SIZE: tl.constexpr = padded(COUNT)
+    BG: tl.constexpr = tiles[0].shape[0]
+    REST: tl.constexpr = tiles[0].shape[1] // 2**HALVES
+    flat = ()
+    for k in tl.static_range(COUNT):
+        flat += (tl.reshape(tiles[k], (BG * tiles[0].shape[1],)),)
+    tile = bind(filled(flat, COUNT), 0, 1, SIZE)
+    for _ in tl.static_range(HALVES):
+        left, right = tl.split(tl.permute(tl.reshape(tile, (tile.shape[0] // 2, 2, SIZE)), (0, 2, 1)))
+        tile = left + right
+    tile = tl.permute(tl.reshape(tile, (BG, REST, SIZE)), (0, 2, 1))
+    columns = unbind(tl.reshape(tile, (BG * SIZE, REST)), REST)
+    total = columns[0]
+    for k in tl.static_range(1, REST):
+        total += columns[k]
+    return tl.reshape(total, (BG, SIZE))
+
+
+@triton.jit
 def dot(tiles, numbers, FIRST: tl.constexpr, STRIDE: tl.constexpr, P: tl.constexpr):
     """sum_p tiles[p] numbers[FIRST + p STRIDE]."""
     total = tiles[0] * numbers[FIRST][:, None]
@@ -79,23 +109,26 @@ def dot(tiles, numbers, FIRST: tl.constexpr, STRIDE: tl.constexpr, P: tl.constex
 
 
 @triton.jit
-def move(state, left, right, HAS_RIGHT: tl.constexpr, P: tl.constexpr):
-    """exp(step drift) * (H right)."""
+def move(state, left, right, FIRST: tl.constexpr, MIRROR: tl.constexpr, HAS_RIGHT: tl.constexpr, P: tl.constexpr):
+    """exp(step drift) * (H right), or with the transpose of `right`, whose numbers begin at FIRST."""
     moved = ()
     for q in tl.static_range(P):
-        column = dot(state, right, q, P, P) if HAS_RIGHT else state[q]
+        if HAS_RIGHT:
+            column = dot(state, right, FIRST + q * P, 1, P) if MIRROR else dot(state, right, FIRST + q, P, P)
+        else:
+            column = state[q]
         moved += (left * column,)
     return moved
 
 
 @triton.jit
-def add_source(moved, write, value, RANK: tl.constexpr, P: tl.constexpr):
-    """M + write value^T."""
+def add_source(moved, write, value, FIRST: tl.constexpr, RANK: tl.constexpr, P: tl.constexpr):
+    """M + write value^T, with the numbers of `value` from FIRST on."""
     state = ()
     for p in tl.static_range(P):
         column = moved[p]
         for r in tl.static_range(RANK):
-            column += write[r] * value[r * P + p][:, None]
+            column += write[r] * value[FIRST + r * P + p][:, None]
         state += (column,)
     return state
 
@@ -112,160 +145,233 @@ def span(bounds, length, sequence, HAS_BOUNDS: tl.constexpr, INDEX: tl.constexpr
 
 
 @triton.jit
-def chunk_of(begin, sequence, KEEP: tl.constexpr):
-    """The first chunk of a sequence: each begins one of its own, so that at most one chunk of a sequence is not full."""
-    return begin // KEEP + sequence
+def chunk_of(begin, length, sequence, HAS_BOUNDS: tl.constexpr, SIZE: tl.constexpr):
+    """The first chunk of SIZE positions of a sequence: each begins one of its own, so that at most one of it is not full."""
+    return begin // SIZE + sequence if HAS_BOUNDS else sequence * chunks_of(length, SIZE)
 
 
 @triton.jit
-def forward(
-    value, write, read, step, drift, right, seen, initial, bounds, y, final, kept, length, groups, crowd,
+def chunks_of(length, SIZE: tl.constexpr):
+    """How many chunks a sequence has; also an empty one has its states."""
+    return tl.maximum(tl.cdiv(length, SIZE), 1)
+
+
+@triton.jit
+def scan(
+    value, write, read, step, drift, right, seen, initial, bounds, y, final, kept, left, turned, length, groups, crowd,
     N: tl.constexpr, P: tl.constexpr, RANK: tl.constexpr, HAS_RIGHT: tl.constexpr, HAS_SEEN: tl.constexpr,
-    VARYING: tl.constexpr, HAS_INITIAL: tl.constexpr, HAS_BOUNDS: tl.constexpr, KEEP: tl.constexpr, DTYPE: tl.constexpr,
-    INDEX: tl.constexpr, BG: tl.constexpr, STAGES: tl.constexpr,
+    VARYING: tl.constexpr, HAS_INITIAL: tl.constexpr, HAS_BOUNDS: tl.constexpr, MIRROR: tl.constexpr, READS: tl.constexpr,
+    SUMMARY: tl.constexpr, KEEP: tl.constexpr, EVEN: tl.constexpr, DTYPE: tl.constexpr, INDEX: tl.constexpr, BG: tl.constexpr,
+    BT: tl.constexpr, HALVES: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
-    """y, the final states and, unless KEEP is 0, the state before every KEEP positions of a sequence."""
+    """The final states; with READS also y; unless KEEP is 0 the state before every KEEP positions of a sequence; as a SUMMARY
+    the products of the left and of the right factors. A mirror that keeps the states behind every KEEP positions has no use for
+    the first of them, and ends there."""
     BN: tl.constexpr = padded(N)
     sequence = tl.program_id(1)
     begin, end = span(bounds, length, sequence, HAS_BOUNDS, INDEX)
+    count = (end - begin).to(tl.int32)
     g, n = tl.program_id(0) * BG + tl.arange(0, BG), tl.arange(0, BN)
     real = g < groups
     row = sequence.to(INDEX) * groups + g
     state = load_state(initial, row, n, real, N, P, DTYPE) if HAS_INITIAL else zero_state(BG, BN, P, DTYPE)
-    rate = load_lines(drift, g, n, real, 1, N, DTYPE)[0] * LOG2_E if not VARYING else 0.0
-    first_chunk = chunk_of(begin, sequence, KEEP) if KEEP else 0
-    for t in tl.range(0, (end - begin).to(tl.int32), num_stages=STAGES):
-        u = (begin + t) * groups + g
-        if KEEP:
-            for p in tl.static_range(P):
-                store_line(kept, (first_chunk + t // KEEP) * groups + g, n, real & (t % KEEP == 0), state[p], p, P, N)
-        wheres = load_lines(write, u, n, real, RANK, N, DTYPE)
-        readout = load_lines(read, u, n, real, 1, N, DTYPE)[0]
-        values = load_numbers(value, u, real, RANK * P, DTYPE)
-        rights = load_numbers(right, u, real, P * P, DTYPE) if HAS_RIGHT else ()
-        steps = tl.load(step + u, mask=real, other=0.0).to(DTYPE)
-        if VARYING:
-            rate = load_lines(drift, u, n, real, 1, N, DTYPE)[0] * LOG2_E
-        moved = move(state, tl.exp2(steps[:, None] * rate), rights, HAS_RIGHT, P)
-        state = add_source(moved, wheres, values, RANK, P)
-        shown = load_numbers(seen, u, real, RANK * P, DTYPE) if HAS_SEEN else ()
-        outputs = ()
+    rate = load_lines(drift, g, n, real, 1, N, DTYPE)[0] * LOG2_E if not VARYING else tl.zeros((BG, BN), DTYPE)
+    first_chunk = chunk_of(begin, length, sequence, HAS_BOUNDS, KEEP) if KEEP else 0
+    if MIRROR and KEEP:
         for p in tl.static_range(P):
-            output = tl.sum(readout * (moved[p] if HAS_SEEN else state[p]), 1)
-            if HAS_SEEN:
-                for r in tl.static_range(RANK):
-                    output += tl.sum(readout * wheres[r], 1) * shown[r * P + p]
-            outputs += (output,)
-        store_numbers(y, u, real, outputs, P)
+            last = first_chunk + tl.maximum(count - 1, 0) // KEEP
+            store_line(kept, last.to(INDEX) * groups + g, n, real, state[p], p, P, N)
+        begin += KEEP
+        count = tl.maximum(count - KEEP, 0)
+    elapsed, product = tl.zeros((BG, BN), DTYPE), zero_state(BG, padded(P), P, DTYPE)
+    if SUMMARY and HAS_RIGHT:
+        product = ()
+        for p in tl.static_range(P):
+            product += (tl.broadcast_to(tl.where(tl.arange(0, padded(P)) == p, 1.0, 0.0).to(DTYPE)[None, :], (BG, padded(P))),)
+    # Rounds of BT positions, and unless these are EVEN the few that do not fill one, which a mirror meets first.
+    SIZES: tl.constexpr = (1, BT + 1, max(1, BT - 1)) if MIRROR and not EVEN else (BT, BT - 1 if EVEN else 0, min(-1, 1 - BT))
+    for size in tl.static_range(SIZES[0], SIZES[1], SIZES[2]):
+        rounds = count // BT if size == BT else count % BT
+        first = (count - rounds) * (0 if size == BT else 1)
+        for i in tl.range(0, rounds, num_stages=STAGES):
+            t = first + (rounds - 1 - i if MIRROR else i) * size
+            u = (begin + t) * groups + g
+            if KEEP and not MIRROR:
+                for p in tl.static_range(P):
+                    place = (first_chunk + t // KEEP).to(INDEX) * groups + g
+                    store_line(kept, place, n, tl.where(t % KEEP == 0, real, False), state[p], p, P, N)
+            values = load_numbers(value, u, real, RANK * P, DTYPE, groups, size)
+            rights = load_numbers(right, u, real, P * P, DTYPE, groups, size) if HAS_RIGHT else ()
+            steps = load_numbers(step, u, real, 1, DTYPE, groups, size)
+            shown = load_numbers(seen, u, real, RANK * P, DTYPE, groups, size) if HAS_SEEN else ()
+            answers = ()
+            for k in tl.static_range(size - 1 if MIRROR else 0, -1 if MIRROR else size, -1 if MIRROR else 1):
+                wheres = load_lines(write, u + k * groups, n, real, RANK, N, DTYPE)
+                if VARYING:
+                    rate = load_lines(drift, u + k * groups, n, real, 1, N, DTYPE)[0] * LOG2_E
+                power = steps[k][:, None] * rate
+                if MIRROR:
+                    state = add_source(state, wheres, values, k * RANK * P, RANK, P)
+                state = move(state, tl.exp2(power), rights, k * P * P, MIRROR, HAS_RIGHT, P)
+                if HAS_SEEN:
+                    answer = add_source(state, wheres, shown, k * RANK * P, RANK, P)
+                if not MIRROR:
+                    state = add_source(state, wheres, values, k * RANK * P, RANK, P)
+                if READS:
+                    readout = load_lines(read, u + k * groups, n, real, 1, N, DTYPE)[0]
+                    for p in tl.static_range(P):
+                        answers += (readout * (answer[p] if HAS_SEEN else state[p]),)
+                if SUMMARY:
+                    elapsed += power
+                    if HAS_RIGHT:
+                        product = move(product, 1.0, rights, k * P * P, False, True, P)
+            if KEEP and MIRROR:
+                for p in tl.static_range(P):
+                    place = (first_chunk + t // KEEP).to(INDEX) * groups + g
+                    store_line(kept, place, n, tl.where(t % KEEP == 0, real, False), state[p], p, P, N)
+            if READS:
+                store_tile(y, u, real, fold(answers, size * P, HALVES), P, groups, size)
+    if not (MIRROR and KEEP):
+        store_state(final, row, n, real, state, N, P)
+    if SUMMARY:
+        store_line(left, row, n, real, tl.exp2(elapsed), 0, 1, N)
+        if HAS_RIGHT:
+            store_state(turned, row, tl.arange(0, padded(P)), real, product, P, P)
+
+
+@triton.jit
+def prefix(
+    left, right, update, start, entering, final, count, groups, crowd, N: tl.constexpr, P: tl.constexpr,
+    HAS_RIGHT: tl.constexpr, HAS_INITIAL: tl.constexpr, DTYPE: tl.constexpr, BG: tl.constexpr,
+):  # fmt: skip
+    """The states that enter `count` maps in turn, and the one behind the last: all tensors [count, sequences, G, ..]."""
+    BN: tl.constexpr = padded(N)
+    sequence, sequences = tl.program_id(1), tl.num_programs(1)
+    g, n = tl.program_id(0) * BG + tl.arange(0, BG), tl.arange(0, BN)
+    real = g < groups
+    row = sequence.to(tl.int64) * groups + g
+    state = load_state(start, row, n, real, N, P, DTYPE) if HAS_INITIAL else zero_state(BG, BN, P, DTYPE)
+    for k in range(count):
+        u = (k * sequences + sequence).to(tl.int64) * groups + g
+        store_state(entering, u, n, real, state, N, P)
+        rights = load_numbers(right, u, real, P * P, DTYPE) if HAS_RIGHT else ()
+        moved = move(state, load_lines(left, u, n, real, 1, N, DTYPE)[0], rights, 0, False, HAS_RIGHT, P)
+        updates = load_state(update, u, n, real, N, P, DTYPE)
+        state = ()
+        for p in tl.static_range(P):
+            state += (moved[p] + updates[p],)
     store_state(final, row, n, real, state, N, P)
 
 
 @triton.jit
-def backward(
-    value, write, read, step, drift, right, seen, bounds, kept, states, dy, dfinal,
+def gradients(
+    value, write, read, step, drift, right, seen, bounds, whose, kept, adjoints, dy,
     dvalue, dwrite, dread, dstep, ddrift, dright, dseen, dinitial, length, groups, crowd,
     N: tl.constexpr, P: tl.constexpr, RANK: tl.constexpr, HAS_RIGHT: tl.constexpr, HAS_SEEN: tl.constexpr,
-    VARYING: tl.constexpr, HAS_FINAL: tl.constexpr, HAS_INITIAL: tl.constexpr, HAS_BOUNDS: tl.constexpr,
-    KEEP: tl.constexpr, DTYPE: tl.constexpr, INDEX: tl.constexpr, BG: tl.constexpr, STAGES: tl.constexpr,
+    VARYING: tl.constexpr, HAS_INITIAL: tl.constexpr, HAS_BOUNDS: tl.constexpr, KEEP: tl.constexpr, SPAN: tl.constexpr,
+    EVEN: tl.constexpr, DTYPE: tl.constexpr, INDEX: tl.constexpr, BG: tl.constexpr, BT: tl.constexpr, HALVES: tl.constexpr,
+    STAGES: tl.constexpr,
 ):  # fmt: skip
-    """The gradients of all operands; that of a constant drift is left as one partial [G, N] per sequence."""
+    """The gradients of all operands; that of a constant drift is left as one partial [G, N] per SPAN positions."""
     BN: tl.constexpr = padded(N)
-    sequence = tl.program_id(1)
+    slot = tl.program_id(1)
+    sequence = tl.load(whose + slot).to(tl.int32) if HAS_BOUNDS else slot // chunks_of(length, SPAN)
     begin, end = span(bounds, length, sequence, HAS_BOUNDS, INDEX)
+    offset = (slot - chunk_of(begin, length, sequence, HAS_BOUNDS, SPAN)).to(tl.int32) * SPAN
+    # Nothing is left to do behind the end of a sequence.
+    count = tl.minimum((end - begin).to(tl.int32) - offset, SPAN)
+    first_chunk = chunk_of(begin, length, sequence, HAS_BOUNDS, KEEP) + offset // KEEP
     g, n = tl.program_id(0) * BG + tl.arange(0, BG), tl.arange(0, BN)
     real = g < groups
-    row = sequence.to(INDEX) * groups + g
-    adjoint = load_state(dfinal, row, n, real, N, P, DTYPE) if HAS_FINAL else zero_state(BG, BN, P, DTYPE)
-    drifts = load_lines(drift, g, n, real, 1, N, DTYPE)[0] if not VARYING else 0.0
+    place = slot.to(INDEX) * groups + g
+    adjoint = load_lines(adjoints, place, n, real, P, N, DTYPE)
+    drifts = load_lines(drift, g, n, real, 1, N, DTYPE)[0] if not VARYING else tl.zeros((BG, BN), DTYPE)
     slopes = tl.zeros((BG, BN), DTYPE)
-    first_chunk = chunk_of(begin, sequence, KEEP)
-    chunks = tl.cdiv((end - begin).to(tl.int32), KEEP)
-    for c in range(chunks):
-        chunk = chunks - 1 - c
-        low = begin + chunk * KEEP
-        count = tl.minimum(end - low, KEEP).to(tl.int32)
-        # All threads are done with the states of the chunk before.
-        tl.debug_barrier()
-        state = load_lines(kept, (first_chunk + chunk) * groups + g, n, real, P, N, DTYPE)
-        for i in tl.range(0, count, num_stages=STAGES):
-            u = (low + i) * groups + g
-            for p in tl.static_range(P):
-                store_line(states, row * KEEP + i, n, real, state[p], p, P, N)
-            wheres = load_lines(write, u, n, real, RANK, N, DTYPE)
-            values = load_numbers(value, u, real, RANK * P, DTYPE)
-            rights = load_numbers(right, u, real, P * P, DTYPE) if HAS_RIGHT else ()
-            steps = tl.load(step + u, mask=real, other=0.0).to(DTYPE)
-            if VARYING:
-                drifts = load_lines(drift, u, n, real, 1, N, DTYPE)[0]
-            left = tl.exp2(steps[:, None] * (drifts * LOG2_E))
-            state = add_source(move(state, left, rights, HAS_RIGHT, P), wheres, values, RANK, P)
-        # A thread may read what another one has written.
-        tl.debug_barrier()
-        # A chunk's share of the drift gradient is summed apart, so that long sequences lose no digits.
+    blocks = tl.cdiv(count, BT)
+    for c in tl.range(0, blocks, num_stages=STAGES):
+        low = (blocks - 1 - c) * BT
+        state = load_lines(kept, (first_chunk + low // KEEP).to(INDEX) * groups + g, n, real, P, N, DTYPE)
+        if KEEP > BT:
+            # From the kept state to the block.
+            for i in range(low // KEEP * KEEP, low):
+                u = (begin + offset + i) * groups + g
+                wheres = load_lines(write, u, n, real, RANK, N, DTYPE)
+                values = load_numbers(value, u, real, RANK * P, DTYPE)
+                rights = load_numbers(right, u, real, P * P, DTYPE) if HAS_RIGHT else ()
+                steps = tl.load(step + u, mask=real, other=0.0).to(DTYPE)
+                if VARYING:
+                    drifts = load_lines(drift, u, n, real, 1, N, DTYPE)[0]
+                moved = move(state, tl.exp2(steps[:, None] * (drifts * LOG2_E)), rights, 0, False, HAS_RIGHT, P)
+                state = add_source(moved, wheres, values, 0, RANK, P)
+        # States 0 .. BT of the block, one after another; those behind the end of a sequence are not used.
+        u = (begin + offset + low) * groups + g
+        limit = None if EVEN else tl.minimum(count - low, BT)
+        values = load_numbers(value, u, real, RANK * P, DTYPE, groups, BT, limit)
+        rights = load_numbers(right, u, real, P * P, DTYPE, groups, BT, limit) if HAS_RIGHT else ()
+        steps = load_numbers(step, u, real, 1, DTYPE, groups, BT, limit)
+        cotangents = load_numbers(dy, u, real, P, DTYPE, groups, BT, limit)
+        shown = load_numbers(seen, u, real, RANK * P, DTYPE, groups, BT, limit) if HAS_SEEN else ()
+        states, wheres, rates, lefts = state, (), (), ()
+        for k in tl.static_range(BT):
+            here, at = real if EVEN else tl.where(k < limit, real, False), u + k * groups
+            wheres += load_lines(write, at, n, here, RANK, N, DTYPE)
+            rates += load_lines(drift, at, n, here, 1, N, DTYPE) if VARYING else (drifts,)
+            lefts += (tl.exp2(steps[k][:, None] * (rates[k] * LOG2_E)),)
+            moved = move(state, lefts[k], rights, k * P * P, False, HAS_RIGHT, P)
+            state = add_source(moved, wheres[k * RANK : (k + 1) * RANK], values, k * RANK * P, RANK, P)
+            states += state
+        pulled, looked, tilts = (), (), ()
+        # A block's share of the drift gradient is summed apart, so that long sequences lose no digits.
         share = tl.zeros((BG, BN), DTYPE)
-        for c_back in tl.range(0, count, num_stages=STAGES):
-            i = count - 1 - c_back
-            u = (low + i) * groups + g
-            wheres = load_lines(write, u, n, real, RANK, N, DTYPE)
-            readout = load_lines(read, u, n, real, 1, N, DTYPE)[0]
-            values = load_numbers(value, u, real, RANK * P, DTYPE)
-            rights = load_numbers(right, u, real, P * P, DTYPE) if HAS_RIGHT else ()
-            steps = tl.load(step + u, mask=real, other=0.0).to(DTYPE)
-            if VARYING:
-                drifts = load_lines(drift, u, n, real, 1, N, DTYPE)[0]
-            cotangents = load_numbers(dy, u, real, P, DTYPE)
-            shown = load_numbers(seen, u, real, RANK * P, DTYPE) if HAS_SEEN else ()
-            old = load_lines(states, row * KEEP + i, n, real, P, N, DTYPE)
-            left = tl.exp2(steps[:, None] * (drifts * LOG2_E))
-            upper = ()
-            for p in tl.static_range(P):
-                upper += (adjoint[p] + readout * cotangents[p][:, None],)
+        for k in tl.static_range(BT - 1, -1, -1):
+            here, at = real if EVEN else tl.where(k < limit, real, False), u + k * groups
+            old = states[k * P : (k + 1) * P]
+            readout = load_lines(read, at, n, here, 1, N, DTYPE)[0]
+            upper = add_source(adjoint, (readout,), cotangents, k * P, 1, P)
             sources = adjoint if HAS_SEEN else upper
-            # `state` is the one after position i.
-            dreadout = dot(state, cotangents, 0, 1, P)
-            dvalues, dshown = (), ()
-            for r in tl.static_range(RANK):
-                dwhere = dot(sources, values, r * P, 1, P)
+            dreadout = dot(states[(k + 1) * P : (k + 2) * P], cotangents, k * P, 1, P)
+            for r in tl.static_range(RANK - 1, -1, -1):
+                where = wheres[k * RANK + r]
+                dwhere = dot(sources, values, (k * RANK + r) * P, 1, P)
                 if HAS_SEEN:
                     own, extra = tl.zeros((BG,), DTYPE), tl.zeros((BG,), DTYPE)
-                    overlap = tl.sum(readout * wheres[r], 1)
                     for p in tl.static_range(P):
-                        own += shown[r * P + p] * cotangents[p]
-                        extra += (shown[r * P + p] - values[r * P + p]) * cotangents[p]
-                        dshown += (overlap * cotangents[p],)
-                    dreadout += extra[:, None] * wheres[r]
+                        own += shown[(k * RANK + r) * P + p] * cotangents[k * P + p]
+                        extra += (shown[(k * RANK + r) * P + p] - values[(k * RANK + r) * P + p]) * cotangents[k * P + p]
+                    dreadout += extra[:, None] * where
                     dwhere += own[:, None] * readout
-                store_line(dwrite, u, n, real, dwhere, r, RANK, N)
-                for p in tl.static_range(P):
-                    dvalues += (tl.sum(wheres[r] * sources[p], 1),)
-            store_numbers(dvalue, u, real, dvalues, RANK * P)
-            if HAS_SEEN:
-                store_numbers(dseen, u, real, dshown, RANK * P)
-            store_line(dread, u, n, real, dreadout, 0, 1, N)
-            lower = ()
-            for p in tl.static_range(P):
-                lower += (left * upper[p],)
-            slope = tl.zeros((BG, BN), DTYPE)
-            adjoint, drights = (), ()
-            for p in tl.static_range(P):
-                if HAS_RIGHT:
-                    for q in tl.static_range(P):
-                        drights += (tl.sum(old[p] * lower[q], 1),)
-                    column = dot(lower, rights, p * P, 1, P)
-                else:
-                    column = lower[p]
-                slope += old[p] * column
-                adjoint += (column,)
+                    for p in tl.static_range(P - 1, -1, -1):
+                        looked = (readout * where * cotangents[k * P + p][:, None],) + looked
+                store_line(dwrite, at, n, here, dwhere, r, RANK, N)
+                for p in tl.static_range(P - 1, -1, -1):
+                    pulled = (where * sources[p],) + pulled
+            store_line(dread, at, n, here, dreadout, 0, 1, N)
+            before = move(upper, lefts[k], rights, k * P * P, True, HAS_RIGHT, P)
             if HAS_RIGHT:
-                store_numbers(dright, u, real, drights, P * P)
-            tl.store(dstep + u, tl.sum(slope * drifts, 1).to(dstep.dtype.element_ty), mask=real)
+                drights = ()
+                for p in tl.static_range(P):
+                    for q in tl.static_range(P):
+                        drights += (old[p] * (lefts[k] * upper[q]),)
+                store_tile(dright, at, here, fold(drights, P * P, HALVES), P * P)
+            slope = old[0] * before[0]
+            for p in tl.static_range(1, P):
+                slope += old[p] * before[p]
+            tilts = (slope * rates[k],) + tilts
             if VARYING:
-                store_line(ddrift, u, n, real, slope * steps[:, None], 0, 1, N)
+                store_line(ddrift, at, n, here, slope * steps[k][:, None], 0, 1, N)
             else:
-                share += slope * steps[:, None]
-            state = old
+                share += slope * steps[k][:, None]
+            # The adjoint goes through what is behind the end as it is.
+            passed = ()
+            for p in tl.static_range(P):
+                passed += (before[p] if EVEN else tl.where(k < limit, before[p], adjoint[p]),)
+            adjoint = passed
+        store_tile(dvalue, u, real, fold(pulled, BT * RANK * P, HALVES), RANK * P, groups, BT, limit)
+        store_tile(dstep, u, real, fold(tilts, BT, HALVES), 1, groups, BT, limit)
+        if HAS_SEEN:
+            store_tile(dseen, u, real, fold(looked, BT * RANK * P, HALVES), RANK * P, groups, BT, limit)
         slopes += share
     if not VARYING:
-        store_line(ddrift, row, n, real, slopes, 0, 1, N)
+        store_line(ddrift, place, n, real, slopes, 0, 1, N)
     if HAS_INITIAL:
-        store_state(dinitial, row, n, real, adjoint, N, P)
+        store_state(dinitial, sequence.to(INDEX) * groups + g, n, tl.where(offset == 0, real, False), adjoint, N, P)

@@ -20,7 +20,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from shippo_ssm.scan import fused
+from shippo_ssm._private import values_visible
+from shippo_ssm.scan import fused, triton
 from shippo_ssm.scan.algebra import Affine, Recurrence, apply, map_tensors, outer
 from shippo_ssm.scan.associative import cumulative_affine
 from shippo_ssm.scan.packing import packing_of
@@ -95,11 +96,12 @@ def summarise(recurrence: Recurrence, cu_seqlens: Tensor | None = None) -> Affin
     """The map H_0 -> H_T = left H_0 right + update of each sequence: left [S, G, N], right [S, G, P, P], update [S, G, N, P].
 
     With D_t and W_t the products of the left and the right factors behind position t, the update is the sum of
-    (D_t write_t) (value_t^T W_t): products of true factors only, and no state is formed. On a CPU this is one fused kernel,
-    which ends where a group has forgotten all that came before: `left` is zero then, and `right` any matrix.
+    (D_t write_t) (value_t^T W_t): products of true factors only, and no state is formed. On a CPU and on a card this is one
+    kernel; that for a CPU ends where a group has forgotten all that came before: `left` is zero then, and `right` any matrix.
     """
-    if fused.obstacle(recurrence.value) is None:
-        return fused.summary(recurrence, cu_seqlens)
+    for backend in (fused, triton):
+        if backend.obstacle(recurrence.value) is None:
+            return backend.summary(recurrence, cu_seqlens)
     return _summarise_rows(recurrence if cu_seqlens is None else packing_of(cu_seqlens).pad_recurrence(recurrence))
 
 
@@ -110,8 +112,9 @@ def summarise_adjoint(recurrence: Recurrence, dy: Tensor, cu_seqlens: Tensor | N
     Its left factor is that of `summarise`, its right factor the transpose of it; `value` and `write` play no part.
     """
     sources = recurrence._replace(value=dy.unsqueeze(-2), write=recurrence.read.unsqueeze(-2), seen=None)
-    if fused.obstacle(dy) is None:
-        return fused.summary(sources, cu_seqlens, mirrored=True).update
+    for backend in (fused, triton):
+        if backend.obstacle(dy) is None:
+            return backend.summary(sources, cu_seqlens, mirrored=True).update
     if cu_seqlens is not None:
         sources = packing_of(cu_seqlens).pad_recurrence(sources)
     # L (S + read dy^T) R^T = L S R^T + (L read) (R dy)^T, a recurrence in reversed time.
@@ -124,6 +127,8 @@ def summarise_adjoint(recurrence: Recurrence, dy: Tensor, cu_seqlens: Tensor | N
 
 def prefix(maps: Affine, start: Tensor | None = None) -> tuple[Tensor, Tensor]:
     """The states [K, .., N, P] that enter the maps [K, ..] in turn, from `start` (or zeros), and the one behind the last."""
+    if fused.obstacle(maps.update) is not None and triton.obstacle(maps.update) is None:
+        return triton.prefix(maps, start)
     cumulative = cumulative_affine(maps, 0)
     behind = cumulative.update if start is None else apply(cumulative, start)
     first = torch.zeros_like(behind[:1]) if start is None else start.unsqueeze(0)
@@ -156,15 +161,18 @@ def scan_in_place(
         num_segments: of each sequence; by default as many as its length asks for.
     """
     batch, length = recurrence.read.shape[:2]
+    device, longest = recurrence.value.device, length
     if cu_seqlens is None:
-        bounds = torch.arange(batch + 1) * length
+        bounds = torch.arange(batch + 1, device=device) * length
         recurrence = recurrence.map_time(lambda tensor: tensor.flatten(0, 1).unsqueeze(0))
     else:
-        bounds = cu_seqlens.cpu()
+        bounds = cu_seqlens
+        # A look at the boundaries would stall a card: there no sequence is taken to be longer than all of them.
+        longest = int(bounds.diff().max()) if values_visible(bounds) else length
     if num_segments is None:
-        num_segments = min(MOST_SEGMENTS, max(1, int(bounds.diff().max()) // SEGMENT_LENGTH))
-    cuts = bounds[:-1, None] + bounds.diff().unsqueeze(1) * torch.arange(num_segments) // num_segments
-    cuts = torch.cat([cuts.flatten(), bounds[-1:]]).to(recurrence.value.device)
+        num_segments = min(MOST_SEGMENTS, max(1, longest // SEGMENT_LENGTH))
+    cuts = bounds[:-1, None] + bounds.diff().unsqueeze(1) * torch.arange(num_segments, device=device) // num_segments
+    cuts = torch.cat([cuts.flatten(), bounds[-1:]])
     start = None
     if initial_state is not None:
         # Only the first segment of a sequence begins at its initial state.

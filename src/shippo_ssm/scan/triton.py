@@ -1,10 +1,10 @@
 """The scan on a card: forward and backward as Triton kernels, under operators like those of `fused.py`.
 
 Data path: the tensors of a `Recurrence` go to one custom operator that returns y [B, T, G, P], the final states and the
-states at chunk boundaries; its gradient is a second operator that recomputes the states inside each chunk. A program is one
-sequence and one block of groups, and keeps its state in registers over time. Operands may be float32, bfloat16 or float16 (or
-float64): a program computes in float32 (float64), and each gradient comes in the dtype of its operand. `_triton_kernels.py`
-holds the kernels, compiled on first use.
+states at chunk boundaries. Its gradient is a second operator of two kernels: the adjoint goes back through time alone, as a
+forward pass does, and leaves its states at the ends of long chunks; then all chunks are computed beside each other. Operands
+may be float32, bfloat16 or float16 (or float64): a program computes in float32 (float64), and each gradient comes in the dtype
+of its operand. `summary` and `prefix` serve `segments.py`. `_triton_kernels.py` holds the kernels, compiled on first use.
 """
 
 from __future__ import annotations
@@ -16,13 +16,19 @@ from torch import Tensor
 
 from shippo_ssm._dtypes import compute_dtype
 from shippo_ssm.engine import Config, card_obstacle, launch_card
-from shippo_ssm.scan.algebra import Recurrence
+from shippo_ssm.scan.algebra import Affine, Recurrence
 from shippo_ssm.scan.fused import WIDEST, Outputs, scan_operators
 
 # Chains, B G, from which a card is busy enough; few long ones are cut into segments.
 FEWEST_CHAINS = 512
-# Positions between two kept states; the states between them lie in a scratch that should stay in the card's cache.
-KEEP = 16
+# Programs of the backward pass that fill a card, and the fewest positions of one.
+MANY, SHORTEST = 2048, 64
+# Most positions of a round, a power of two.
+LONGEST_ROUND = 4
+# What a forward pass asks of `configs`, and what the gradients do, which need many registers.
+FORWARD: dict[str, Any] = {"groups": (2, 4)}
+GRADIENTS: dict[str, Any] = {"ahead": 2}
+PREFIX = (Config((("BG", 1),)),)
 
 
 def obstacle(value: Tensor) -> str | None:
@@ -39,27 +45,72 @@ class Case(NamedTuple):
     row: int
 
 
-def configs(order: int, width: int, backward: bool) -> tuple[Config, ...]:
-    """The configurations to choose from: groups of a program, and positions that its loads run ahead."""
-    # Up to eight numbers of one group's state in a lane.
-    warps = max(1, min(8, (1 << (order - 1).bit_length()) * width // 256))
-    stages = 8 if backward else 12
-    return tuple(Config((("BG", groups), ("STAGES", stages)), warps) for groups in (2, 1, 4))
+def keep_every(width: int) -> int:
+    """Positions between two kept states: as many as a program holds in registers, for wide groups some more."""
+    return 4 if width <= 4 else 8
+
+
+def span_of(chains: int, length: int) -> int:
+    """Positions of a program of the backward pass, between two kept adjoints: a power of two.
+
+    A sequence has about two, of which the adjoint alone must go through one; fewer if it is short, more if few chains are.
+    """
+    return 1 << (max(SHORTEST, length // max(2, MANY // max(1, chains))) - 1).bit_length()
+
+
+def configs(order: int, width: int, groups: tuple[int, ...] = (2,), ahead: int = 4) -> tuple[Config, ...]:
+    """The configurations to choose from: `groups` of a program, positions of a round, and rounds that loads run `ahead`."""
+    lanes, columns = 1 << (order - 1).bit_length(), 1 << (width - 1).bit_length()
+    # Up to eight numbers of one group's state in a lane; up to sixteen sums of a round at once.
+    warps, positions = max(1, min(8, lanes * width // 256)), max(1, min(LONGEST_ROUND, 16 // columns))
+    choices = []
+    for count in groups:
+        # How often neighbours of N lie in one lane.
+        halves = min(2, max(0, (count * lanes // (32 * warps)).bit_length() - 1), lanes.bit_length() - 1)
+        sizes = (("BG", count), ("BT", positions), ("HALVES", halves), ("STAGES", ahead))
+        choices.append(Config(sizes, warps))
+    return tuple(choices)
 
 
 def _case(recurrence: Recurrence) -> Case:
-    return Case(KEEP, int(recurrence.read.shape[-1]))
+    return Case(keep_every(int(recurrence.value.shape[-1])), int(recurrence.read.shape[-1]))
+
+
+def summary(recurrence: Recurrence, cu_seqlens: Tensor | None = None, *, mirrored: bool = False) -> Affine:
+    """The same as `fused.summary` on a card; a mirrored one has the update alone, and no left or right factor to trust."""
+    value, write, _, _, _, right, _ = recurrence
+    corner = value.shape[0] if cu_seqlens is None else cu_seqlens.shape[0] - 1, value.shape[2]
+    new, (order, width) = value.new_empty, (write.shape[-1], value.shape[-1])
+    dtype = compute_dtype(value.dtype)
+    left, update = new(*corner, order, dtype=dtype), new(*corner, order, width, dtype=dtype)
+    turned = None if right is None else new(*corner, width, width, dtype=dtype)
+    outputs = {"final": update, "left": left, "turned": turned}
+    _scan_kernel(recurrence, None, cu_seqlens, outputs, MIRROR=mirrored, SUMMARY=not mirrored)
+    return Affine(left, turned, update)
+
+
+def prefix(maps: Affine, start: Tensor | None) -> tuple[Tensor, Tensor]:
+    """The same as `segments.prefix` for maps [K, S, G, ..] on a card, in one launch."""
+    import triton.language as tl
+
+    from shippo_ssm.scan import _triton_kernels as kernels
+
+    update = maps.update.contiguous()
+    count, sequences, groups, order, width = update.shape
+    entering, final = torch.empty_like(update), update.new_empty(update.shape[1:])
+    arguments: dict[str, Any] = {"left": maps.left.contiguous(), "right": _contiguous(maps.right), "update": update}
+    arguments |= {"start": _contiguous(start), "entering": entering, "final": final, "count": count, "groups": groups}
+    arguments |= {"crowd": 0, "N": order, "P": width, "HAS_RIGHT": maps.right is not None, "HAS_INITIAL": start is not None}
+    arguments |= {"DTYPE": tl.float64 if update.dtype == torch.float64 else tl.float32}
+    launch_card(kernels.prefix, _grid(sequences, groups), arguments, PREFIX)
+    return entering, final
 
 
 def _forward(
     case: Case, recurrence: Recurrence, initial_state: Tensor | None, cu_seqlens: Tensor | None, outputs: Outputs
 ) -> None:
-    from shippo_ssm.scan import _triton_kernels as kernels
-
-    arguments = _arguments(recurrence, initial_state, cu_seqlens)
-    arguments |= outputs._asdict() | {"initial": _contiguous(initial_state), "KEEP": case.chunk if outputs.kept.numel() else 0}
-    choices = configs(arguments["N"], arguments["P"], backward=False)
-    launch_card(kernels.forward, _grid(*outputs.final.shape[:2]), arguments, choices)
+    keep = case.chunk if outputs.kept.numel() else 0
+    _scan_kernel(recurrence, initial_state, cu_seqlens, outputs._asdict(), READS=True, KEEP=keep)
 
 
 def _backward(
@@ -75,48 +126,82 @@ def _backward(
 ) -> None:
     from shippo_ssm.scan import _triton_kernels as kernels
 
-    arguments = _arguments(recurrence, initial_state, cu_seqlens)
-    order, width, varying = arguments["N"], arguments["P"], arguments["VARYING"]
-    chains = len(recurrence.read) if cu_seqlens is None else len(cu_seqlens) - 1, recurrence.read.shape[2]
-    # A constant drift collects one partial per sequence, added in order below: nothing depends on who comes first.
-    partials = gradient.drift if varying else kept.new_empty(*chains, order)
+    read, dy = recurrence.read, dy.contiguous()
+    batch, length, groups, order = read.shape
+    sequences, _ = _chains(recurrence, cu_seqlens)
+    size = span_of(sequences * groups, length)
+    slots, whose = batch * max(1, -(-length // size)), None
+    if cu_seqlens is not None:
+        # The sequence of every span of positions: each sequence begins a span.
+        slots = length // size + sequences
+        places = torch.arange(slots, device=read.device)
+        whose = torch.searchsorted(cu_seqlens[:-1] // size + places[:sequences], places, right=True) - 1
+    adjoints = kept.new_empty(slots, *kept.shape[1:])
+    mirrored = recurrence._replace(value=dy.unsqueeze(-2), write=read.unsqueeze(-2), seen=None)
+    _scan_kernel(mirrored, dfinal, cu_seqlens, {"kept": adjoints}, MIRROR=True, KEEP=size)
+    arguments = _arguments(recurrence, cu_seqlens)
+    # A constant drift collects one partial per span, added in order below: nothing depends on who comes first.
+    partials = gradient.drift if arguments["VARYING"] else kept.new_empty(slots, groups, order)
     arguments |= {f"d{name}": tensor for name, tensor in gradient._replace(drift=partials)._asdict().items()}
-    arguments |= {"dinitial": dinitial, "dy": dy.contiguous(), "dfinal": _contiguous(dfinal), "HAS_FINAL": dfinal is not None}
-    arguments |= {"kept": kept, "states": kept.new_empty(*chains, case.chunk, width, order), "KEEP": case.chunk}
-    launch_card(kernels.backward, _grid(*chains), arguments, configs(order, width, backward=True))
-    if not varying:
+    arguments |= {"dy": dy, "kept": kept, "adjoints": adjoints, "whose": whose, "KEEP": case.chunk, "SPAN": size}
+    arguments |= {"dinitial": dinitial, "HAS_INITIAL": initial_state is not None}
+    choices = configs(order, arguments["P"], **GRADIENTS)
+    launch_card(kernels.gradients, _grid(slots, groups), arguments, choices)
+    if not arguments["VARYING"]:
         gradient.drift.copy_(partials.sum(0))
 
 
-def _arguments(recurrence: Recurrence, initial_state: Tensor | None, cu_seqlens: Tensor | None) -> dict[str, Any]:
-    """What both kernels take."""
+def _scan_kernel(
+    recurrence: Recurrence, initial_state: Tensor | None, cu_seqlens: Tensor | None, outputs: dict[str, Any], **kind: Any
+) -> None:
+    """Run the kernel `scan` into `outputs`."""
+    from shippo_ssm.scan import _triton_kernels as kernels
+
+    arguments: dict[str, Any] = dict.fromkeys(("y", "final", "kept", "left", "turned"))
+    arguments |= {"MIRROR": False, "READS": False, "SUMMARY": False, "KEEP": 0}
+    arguments |= _arguments(recurrence, cu_seqlens) | outputs | kind
+    arguments |= {"initial": _contiguous(initial_state), "HAS_INITIAL": initial_state is not None}
+    choices = configs(arguments["N"], arguments["P"], **(FORWARD if arguments["READS"] else {}))
+    launch_card(kernels.scan, _grid(*_chains(recurrence, cu_seqlens)), arguments, choices)
+
+
+def _chains(recurrence: Recurrence, cu_seqlens: Tensor | None) -> tuple[int, int]:
+    """Sequences and groups."""
+    value = recurrence.value
+    return value.shape[0] if cu_seqlens is None else len(cu_seqlens) - 1, value.shape[2]
+
+
+def _arguments(recurrence: Recurrence, cu_seqlens: Tensor | None) -> dict[str, Any]:
+    """What all kernels take."""
     import triton.language as tl
 
-    value, read = recurrence.value, recurrence.read
+    value, write = recurrence.value, recurrence.write
     _, length, groups, rank, width = value.shape
-    chains = groups * (len(value) if cu_seqlens is None else len(cu_seqlens) - 1)
-    # Offsets of the largest operands still fit into 32 bits, which are cheaper.
-    small = max(tensor.numel() for tensor in recurrence if tensor is not None) < 2**31
+    sequences, _ = _chains(recurrence, cu_seqlens)
+    # Offsets into the largest operands, and into kept states, still fit into 32 bits, which are cheaper.
+    states = len(value) * length // keep_every(width) + sequences
+    most = max(tensor.numel() for tensor in recurrence if tensor is not None)
+    small = max(most, states * groups * write.shape[-1] * width) < 2**31
     return recurrence.map(Tensor.contiguous)._asdict() | {
         "bounds": _contiguous(cu_seqlens),
         "length": length,
         "groups": groups,
-        "crowd": 1 << (chains - 1).bit_length() if chains else 0,
-        "N": read.shape[-1],
+        "crowd": 1 << (sequences * groups - 1).bit_length() if sequences * groups else 0,
+        "N": write.shape[-1],
         "P": width,
         "RANK": rank,
         "HAS_RIGHT": recurrence.right is not None,
         "HAS_SEEN": recurrence.seen is not None,
         "VARYING": recurrence.drift.ndim == 4,
-        "HAS_INITIAL": initial_state is not None,
         "HAS_BOUNDS": cu_seqlens is not None,
+        "EVEN": cu_seqlens is None and length % LONGEST_ROUND == 0,
         "DTYPE": tl.float64 if compute_dtype(value.dtype) == torch.float64 else tl.float32,
         "INDEX": tl.int32 if small else tl.int64,
     }
 
 
-def _grid(sequences: int, groups: int) -> Any:
-    return lambda sizes: (-(-groups // sizes["BG"]), sequences)
+def _grid(rows: int, groups: int) -> Any:
+    return lambda sizes: (-(-groups // sizes["BG"]), rows)
 
 
 def _contiguous(tensor: Tensor | None) -> Tensor | None:

@@ -1,0 +1,50 @@
+"""One position of the two-point cell for cards, in Triton: state in, state out, one launch; formulas of `cell.py`.
+
+A program is one row of the batch and one block of BG groups, with the tiles of `scan/_triton_kernels.py`. Nothing depends on
+numbers that the host would have to know, so that a CUDA graph can hold it.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from shippo_ssm.engine._triton_kernels import load_numbers, padded, store_tile
+from shippo_ssm.scan._triton_kernels import LOG2_E, add_source, fold, load_lines, load_state, move, store_state
+
+
+@triton.jit
+def scaled(numbers, factor, COUNT: tl.constexpr):
+    """The first COUNT numbers times a factor."""
+    out = ()
+    for k in tl.static_range(COUNT):
+        out += (numbers[k] * factor,)
+    return out
+
+
+@triton.jit
+def cell_step(
+    value, write, read, step, mix, drift, right, memory, last_write, last_value, y, after, groups, crowd,
+    N: tl.constexpr, P: tl.constexpr, RANK: tl.constexpr, HAS_RIGHT: tl.constexpr, VARYING: tl.constexpr, DTYPE: tl.constexpr,
+    BG: tl.constexpr, HALVES: tl.constexpr,
+):  # fmt: skip
+    """H' = L (H + (1 - mix) step U_last) right + mix step U, and y = read^T H'."""
+    g, n = tl.program_id(0) * BG + tl.arange(0, BG), tl.arange(0, padded(N))
+    real = g < groups
+    u = tl.program_id(1).to(tl.int64) * groups + g
+    steps = tl.load(step + u, mask=real, other=0.0).to(DTYPE)
+    gamma = tl.load(mix + u, mask=real, other=0.0).to(DTYPE) * steps
+    rates = load_lines(drift, u if VARYING else g, n, real, 1, N, DTYPE)[0] * LOG2_E
+    rights = load_numbers(right, u, real, P * P, DTYPE) if HAS_RIGHT else ()
+    entering = scaled(load_numbers(last_value, u, real, RANK * P, DTYPE), steps - gamma, RANK * P)
+    sources = scaled(load_numbers(value, u, real, RANK * P, DTYPE), gamma, RANK * P)
+    state = load_state(memory, u, n, real, N, P, DTYPE)
+    state = add_source(state, load_lines(last_write, u, n, real, RANK, N, DTYPE), entering, 0, RANK, P)
+    state = move(state, tl.exp2(steps[:, None] * rates), rights, 0, False, HAS_RIGHT, P)
+    state = add_source(state, load_lines(write, u, n, real, RANK, N, DTYPE), sources, 0, RANK, P)
+    readout = load_lines(read, u, n, real, 1, N, DTYPE)[0]
+    answers = ()
+    for p in tl.static_range(P):
+        answers += (readout * state[p],)
+    store_tile(y, u, real, fold(answers, P, HALVES), P)
+    store_state(after, u, n, real, state, N, P)
