@@ -169,7 +169,8 @@ One moment of fast turning, the field's first axis, N = 16. What the turning sen
 
 Accelerometer and magnetometer together, one unit being one g and the mean field, on turning stretches. The bars were set before
 the measurement: at most half of ordinary HiPPO's error, and within 1.3 of the limit. The second holds in every row; the first
-on the Xsens in every row, and on the x-IMU, which was shaken, from 16 coefficients per second on.
+on the Xsens in every row, and on the x-IMU, which was shaken, from 16 coefficients per second on. To take both sensors together
+was decided after each had been looked at by itself (below).
 
 """
         + headline(result)
