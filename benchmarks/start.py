@@ -68,7 +68,7 @@ def measure(batch: int = 16, length: int = 512, rounds: int = 9, budget: float =
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(description="What the parts of the start cost.")
     parser.add_argument("--out", type=Path, default=Path("results", "start-cost.json"))
     result = measure()
     parser.parse_args().out.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
