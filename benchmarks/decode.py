@@ -1,7 +1,8 @@
 """Decoding against what it must read: `python -m benchmarks.decode [--out FILE]`, ratios of one run on two threads.
 
 Data path: the StructGen-Split model of the MQAR comparison, the Transformer of its width with a filled cache, the same model in
-bfloat16 and in int8, and a Hugging Face model of its size decode in turn, so that whatever disturbs the machine disturbs all.
+bfloat16 and in int8, and a Hugging Face model of its size decode in turn, 32 tokens at a time, so that whatever disturbs the
+machine disturbs all.
 A line of the table is a ratio of two medians, or a count; its goals are those of `GOALS`. The time to read the weights is half
 of that of a copy of a buffer of their size.
 """
@@ -113,7 +114,7 @@ def error(model: Any, exact: Any, tokens: Tensor) -> float:
     return float((last(model) - theirs).norm() / theirs.norm())
 
 
-def measure(*, tokens: int = 8, rounds: int = 15, budget: float = 6.0, num_generated: int = 64) -> dict[str, Any]:
+def measure(*, tokens: int = 32, rounds: int = 15, budget: float = 6.0, num_generated: int = 64) -> dict[str, Any]:
     """All lines of the table and the times behind them."""
     name = "StructGen-Split"
     model, transformer = make_model(name).eval(), make_model("Transformer").eval()

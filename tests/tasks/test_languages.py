@@ -233,7 +233,7 @@ def test_scores_of_known_answers():
     [
         (lambda: LanguageTask(name="dyck"), "`name` is 'dyck'; expected one of 'parity'"),
         (lambda: LanguageTask(min_length=9, max_length=8), "`min_length` is 9 and `max_length` is 8"),
-        (lambda: LanguageTask(min_length=0), "expected 1 <= min_length"),
+        (lambda: LanguageTask(min_length=0), "`min_length` is 0; expected a positive integer"),
         (lambda: LanguageTask(name="arithmetic", min_length=1), "expected 2 <= min_length"),
         (lambda: LanguageTask(name="brackets", every=True), "`every` is True with name 'brackets'"),
         (lambda: LanguageTask(seed=2**64), "`seed` is"),

@@ -63,5 +63,5 @@ def test_streams_depend_on_their_key_alone():
 
 
 def test_two_channels_are_too_few():
-    with pytest.raises(ValueError, match="width of 3 or more"):
+    with pytest.raises(ValueError, match="`width` is 2; expected 3 or more"):
         PairedTask(width=2)

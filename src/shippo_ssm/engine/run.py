@@ -22,6 +22,8 @@ from shippo_ssm.engine.compiler import compile_kernel
 
 # Slices handed out per thread: enough that a core taken away by another process does not hold up the whole call.
 _SLICES_PER_THREAD = 4
+# Asked once: the system takes longer to answer than a small kernel.
+_CORES = os.cpu_count() or 1
 
 _kernels: dict[tuple, Callable[..., None]] = {}
 _lock = threading.RLock()
@@ -106,7 +108,7 @@ def parallel_for(n: int, body: Callable[[int, int], None]) -> None:
         >>> sorted(seen)
         [0, 1, 2, 3, 4]
     """
-    num_threads = min(torch.get_num_threads(), os.cpu_count() or 1, n)
+    num_threads = min(torch.get_num_threads(), _CORES, n)
     num_slices = min(n, num_threads * _SLICES_PER_THREAD) if num_threads > 1 else num_threads
     # One shared iterator: `next` is atomic, so threads draw slices from it without a lock.
     slices = iter(range(num_slices))
@@ -151,7 +153,7 @@ def _thread_pool() -> ThreadPoolExecutor:
     global _pool
     with _lock:
         if _pool is None:
-            _pool = ThreadPoolExecutor(max(1, (os.cpu_count() or 1) - 1), thread_name_prefix="shippo")
+            _pool = ThreadPoolExecutor(max(1, _CORES - 1), thread_name_prefix="shippo")
         return _pool
 
 

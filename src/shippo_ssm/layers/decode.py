@@ -46,7 +46,7 @@ DTYPES = (torch.float32, torch.float64, torch.bfloat16)
 _NAMES = {torch.float32: "float32", torch.float64: "float64", torch.bfloat16: "bfloat16"}
 _ARITHMETIC = {"float32": "float32", "float64": "float64", "bfloat16": "float32"}
 # Tokens up to which products are our own, and multiplications that are worth a thread.
-FEW, _PRODUCT = 64, 1 << 19
+FEW, _PRODUCT = 64, 1 << 20
 
 
 def branch(
