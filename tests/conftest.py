@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from docs import works_with
+from tests.browser import CHROMIUM, DRIVER, MISSING, start
 from tests.interpreted import Interpreter
 
 hypothesis.settings.register_profile("shippo", deadline=None, derandomize=True, database=None)
@@ -77,3 +78,13 @@ class Routes:
         root = Path(__file__).parents[1]
         result = {test: outcome for test, outcome in self.result.items() if test in works_with.marked(root)}
         self.path.write_text(json.dumps(result, indent=1, sort_keys=True) + "\n", encoding="utf-8")
+
+
+@pytest.fixture(scope="module")
+def browser(tmp_path_factory):
+    """Chromium without a window; tests that ask for it skip where there is none."""
+    if CHROMIUM is None or DRIVER is None:
+        pytest.skip(MISSING)
+    driver = start(tmp_path_factory.mktemp("profile"))
+    yield driver
+    driver.quit()

@@ -9,7 +9,7 @@ import pytest
 
 from shippo_ssm.experiments import all_experiments
 from shippo_ssm.lab import report
-from tests.browser import CHROMIUM, DRIVER, MISSING, open_at, start
+from tests.browser import open_at
 
 ROOT = Path(__file__).parents[1]
 WALK = ("index", "tutorial", "train-your-own", "body-frame", "beside-mamba", "performance", "report")
@@ -40,15 +40,6 @@ def test_the_performance_page_is_folded(site):
     page = (site / "performance.html").read_text()
     assert page.count("<details>") == page.count("</details>") > 5
     assert page.index("What was to be reached") < page.index("<details>")
-
-
-@pytest.fixture(scope="module")
-def browser(tmp_path_factory):
-    if CHROMIUM is None or DRIVER is None:
-        pytest.skip(MISSING)
-    driver = start(tmp_path_factory.mktemp("profile"))
-    yield driver
-    driver.quit()
 
 
 @pytest.fixture(scope="module")

@@ -16,7 +16,7 @@ from shippo_ssm.lab import report
 from shippo_ssm.lab.report import evidence, panel, speed, theory
 from shippo_ssm.projection import LegS
 from shippo_ssm.theory import verify
-from tests.browser import CHROMIUM, DRIVER, MISSING, open_at, start
+from tests.browser import open_at
 
 
 @pytest.fixture(scope="module")
@@ -74,15 +74,6 @@ def page(tmp_path_factory, checks, bench):
     """The page as a reader of the checkout gets it, with fewer checks and a short benchmark."""
     out = tmp_path_factory.mktemp("report") / "deep" / "report.html"
     return report.write(out, all_experiments(), checks=checks, bench=bench)
-
-
-@pytest.fixture(scope="module")
-def browser(tmp_path_factory):
-    if CHROMIUM is None or DRIVER is None:
-        pytest.skip(MISSING)
-    driver = start(tmp_path_factory.mktemp("profile"))
-    yield driver
-    driver.quit()
 
 
 def shown(browser) -> dict[str, str]:

@@ -121,6 +121,11 @@ class Column:
     format: str = ".3g"
 
 
+def accuracy(key: str, label: str) -> Column:
+    """The column of a fraction that is better the higher it is."""
+    return Column(key=key, label=label, better="higher", format=".3f")
+
+
 class Highlight(NamedTuple):
     """A number that the README shows of an experiment: a row, one of its metrics, and the words for it."""
 

@@ -35,7 +35,18 @@ import torch
 from shippo_ssm.experiments.mqar.recall import flatten_scores, query_loss, scores_of_lengths, train_recall
 from shippo_ssm.experiments.rotation.figure import rotation_figure
 from shippo_ssm.experiments.rotation.memory import RotationConfig, RotationModel
-from shippo_ssm.lab.experiment import Column, Experiment, FinishedRow, Highlight, Result, RowResult, Session, Verdict, by_row
+from shippo_ssm.lab.experiment import (
+    Column,
+    Experiment,
+    FinishedRow,
+    Highlight,
+    Result,
+    RowResult,
+    Session,
+    Verdict,
+    accuracy,
+    by_row,
+)
 from shippo_ssm.lab.training import measure
 from shippo_ssm.layers import identity_right
 from shippo_ssm.tasks.mqar import TransportMQAR
@@ -112,8 +123,8 @@ EXPERIMENT = Experiment(
     presets={"full": rows, "smoke": partial(rows, SMOKE)},
     train=train,
     columns=(
-        *(Column(key=f"exact_{n}", label=f"Exact {n}", better="higher", format=".3f") for n in (24, 48, 96, 192, 384, 768)),
-        Column(key="coordinate_24", label="Coord. 24", better="higher", format=".3f"),
+        *(accuracy(f"exact_{n}", f"Exact {n}") for n in (24, 48, 96, 192, 384, 768)),
+        accuracy("coordinate_24", "Coord. 24"),
         Column(key="identity_exact_24", label="R -> I exact 24", better="neither", format=".3f"),
         Column(key="untouched_exact_24", label="Untouched exact 24", better="neither", format=".3f"),
     ),

@@ -25,6 +25,7 @@ from shippo_ssm.lab.experiment import (
     Session,
     TrainConfig,
     Verdict,
+    accuracy,
     by_row,
 )
 from shippo_ssm.lab.training import Trainee, fit_each
@@ -129,10 +130,6 @@ def judge(row: FinishedRow, result: Result) -> Verdict | None:
     return Verdict(holds, "at least as good as the previous start on every probe")
 
 
-def _column(key: str, label: str, better: Any = "higher", form: str = ".3f") -> Column:
-    return Column(key=key, label=label, better=better, format=form)
-
-
 EXPERIMENT = Experiment(
     name="start",
     title="How the layer starts",
@@ -143,15 +140,15 @@ EXPERIMENT = Experiment(
     presets={"full": rows, "hot": hot, "smoke": smoke},
     train=train,
     columns=(
-        _column("recall", "Recall"),
-        _column("turns_coordinate_24", "Turns coord."),
-        _column("turns_24", "Turns 24"),
-        _column("turns_768", "Turns 768"),
-        _column("words_6", "Words 6"),
-        _column("words_16", "Words 16"),
-        _column("words_256", "Words 256"),
-        _column("words_1024", "Words 1024"),
-        _column("text", "Text bits", "lower"),
+        accuracy("recall", "Recall"),
+        accuracy("turns_coordinate_24", "Turns coord."),
+        accuracy("turns_24", "Turns 24"),
+        accuracy("turns_768", "Turns 768"),
+        accuracy("words_6", "Words 6"),
+        accuracy("words_16", "Words 16"),
+        accuracy("words_256", "Words 256"),
+        accuracy("words_1024", "Words 1024"),
+        Column(key="text", label="Text bits", format=".3f"),
     ),
     judge=judge,
     main=("recall", "turns_24", "words_256"),

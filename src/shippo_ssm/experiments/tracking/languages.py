@@ -20,7 +20,17 @@ from torch import Tensor
 
 from shippo_ssm.experiments.tracking.training import Stages, held_rate, stage
 from shippo_ssm.experiments.tracking.words import LAYERS
-from shippo_ssm.lab.experiment import Column, Experiment, FinishedRow, Result, RowResult, Session, TrainConfig, Verdict, by_row
+from shippo_ssm.lab.experiment import (
+    Experiment,
+    FinishedRow,
+    Result,
+    RowResult,
+    Session,
+    TrainConfig,
+    Verdict,
+    accuracy,
+    by_row,
+)
 from shippo_ssm.lab.training import Trainee, fit_each
 from shippo_ssm.models import SequenceConfig, SequenceModel
 from shippo_ssm.tasks.languages import LanguageTask
@@ -103,8 +113,8 @@ EXPERIMENT = Experiment(
     presets={"full": rows, "smoke": partial(rows, SMOKE)},
     train=train,
     columns=(
-        *(Column(key=name, label=name, better="higher", format=".3f") for name in LANGUAGES),
-        Column(key="average", label="average", better="higher", format=".3f"),
+        *(accuracy(name, name) for name in LANGUAGES),
+        accuracy("average", "average"),
     ),
     judge=judge,
     stack=1,

@@ -4,8 +4,8 @@ Claim. A right action costs nothing where it is not needed: without operations b
 well with one as without.
 
 Protocol. zoology's, scaled down: a vocabulary of 1,024 instead of 8,192; 64 tokens with 4, 8 and 16 pairs in training, in turn,
-and a test at those and at 128 tokens with 32 pairs; two blocks of width 64 with N = 16 (a state of 2,048 numbers per layer);
-4,000 steps of 64 sequences; AdamW 3e-3, 3 seeds.
+and a test at those and at 128 tokens with 32 pairs; two blocks of width 64 with N = 16 (a state of 2,048 numbers per layer),
+with `LANGUAGE_START`; 4,000 steps of 64 sequences; AdamW 3e-3, 3 seeds.
 """
 
 from __future__ import annotations
@@ -20,8 +20,19 @@ from torch import Tensor
 
 from shippo_ssm.experiments.tracking.training import held_rate
 from shippo_ssm.experiments.tracking.words import LAYERS
-from shippo_ssm.lab.experiment import Column, Experiment, FinishedRow, Result, RowResult, Session, TrainConfig, Verdict, by_row
+from shippo_ssm.lab.experiment import (
+    Experiment,
+    FinishedRow,
+    Result,
+    RowResult,
+    Session,
+    TrainConfig,
+    Verdict,
+    accuracy,
+    by_row,
+)
 from shippo_ssm.lab.training import Score, fit
+from shippo_ssm.layers import LANGUAGE_START
 from shippo_ssm.models import SequenceConfig, SequenceModel
 from shippo_ssm.tasks.recall import MQAR
 
@@ -61,7 +72,7 @@ SMOKE = RecallConfig(steps=3, num_seeds=1, batch=4, eval_examples=8, eval_every=
 def train(config: RecallConfig, seeds: tuple[int, ...], session: Session) -> RowResult:
     """Train one seed of a row, and ask it at every length and number of pairs."""
     (seed,) = seeds
-    geometry: dict[str, Any] = {"d_model": 64, "n_layers": 2, "d_state": 16, "vocab_size": config.vocab_size}
+    geometry: dict[str, Any] = {"d_model": 64, "n_layers": 2, "d_state": 16, "vocab_size": config.vocab_size} | LANGUAGE_START
     with torch.random.fork_rng():
         torch.manual_seed(seed)
         model = SequenceModel(SequenceConfig(**geometry | config.layer))
@@ -73,7 +84,7 @@ def train(config: RecallConfig, seeds: tuple[int, ...], session: Session) -> Row
         logits = model.head(model.features(pairs.tokens)[pairs.asked])
         return F.cross_entropy(logits, pairs.target[pairs.asked]), pairs.tokens.numel()
 
-    def accuracy(length: int, num_pairs: int) -> float:
+    def right(length: int, num_pairs: int) -> float:
         return config.task(seed, length, num_pairs).evaluate(model, config.eval_examples, 32).accuracy
 
     fitted = fit(
@@ -81,10 +92,9 @@ def train(config: RecallConfig, seeds: tuple[int, ...], session: Session) -> Row
         config,
         session,
         loss_at=loss_at,
-        evaluate=lambda: {"recall": accuracy(*TRAIN[-1])},
+        evaluate=lambda: {"recall": right(*TRAIN[-1])},
         scores=tuple(
-            Score(f"recall_{n}_{pairs}", n, lambda report, n=n, pairs=pairs: {"recall": accuracy(n, pairs)})
-            for n, pairs in TEST
+            Score(f"recall_{n}_{pairs}", n, lambda report, n=n, pairs=pairs: {"recall": right(n, pairs)}) for n, pairs in TEST
         ),
         score_steps=max(1, config.eval_examples * sum(n for n, _ in TEST) // (3 * config.batch * 64)),
         rate=held_rate(config.steps),
@@ -112,10 +122,7 @@ EXPERIMENT = Experiment(
     wall_time="not measured yet",
     presets={"full": rows, "smoke": partial(rows, SMOKE)},
     train=train,
-    columns=tuple(
-        Column(key=f"recall_{n}_{pairs}", label=f"{n} tokens, {pairs} pairs", better="higher", format=".3f")
-        for n, pairs in TEST
-    ),
+    columns=tuple(accuracy(f"recall_{n}_{k}", f"{n} tokens, {k} pairs") for n, k in TEST),
     judge=judge,
     stack=1,
 )

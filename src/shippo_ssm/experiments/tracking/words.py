@@ -36,6 +36,7 @@ from shippo_ssm.lab.experiment import (
     Session,
     TrainConfig,
     Verdict,
+    accuracy,
     by_row,
 )
 from shippo_ssm.lab.training import Score, fit
@@ -197,10 +198,6 @@ def judge(row: FinishedRow, result: Result) -> Verdict | None:
     return None
 
 
-def _column(key: str, label: str, better: Any = "higher", form: str = ".3f") -> Column:
-    return Column(key=key, label=label, better=better, format=form)
-
-
 EXPERIMENT = Experiment(
     name="words",
     title="State tracking: words over finite groups",
@@ -211,13 +208,13 @@ EXPERIMENT = Experiment(
     presets={"full": rows, "smoke": partial(rows, SMOKE)},
     train=train,
     columns=(
-        *(_column(f"prefix_x{multiple}", f"at {multiple} x") for multiple in MULTIPLES),
-        _column(f"prefix_{PUBLISHED}", f"at {PUBLISHED}"),
-        _column(f"last_{PUBLISHED}", f"last at {PUBLISHED}"),
-        _column("horizon_99", "Horizon .99", form=".0f"),
-        _column("horizon_50", "Horizon .5", form=".0f"),
-        _column("identity", "R -> I", "neither"),
-        _column("distance", "R(a)R(b) - R(ab)", "lower"),
+        *(accuracy(f"prefix_x{multiple}", f"at {multiple} x") for multiple in MULTIPLES),
+        accuracy(f"prefix_{PUBLISHED}", f"at {PUBLISHED}"),
+        accuracy(f"last_{PUBLISHED}", f"last at {PUBLISHED}"),
+        Column(key="horizon_99", label="Horizon .99", better="higher", format=".0f"),
+        Column(key="horizon_50", label="Horizon .5", better="higher", format=".0f"),
+        Column(key="identity", label="R -> I", better="neither", format=".3f"),
+        Column(key="distance", label="R(a)R(b) - R(ab)", format=".3f"),
     ),
     judge=judge,
     stack=1,
