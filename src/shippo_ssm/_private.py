@@ -11,36 +11,13 @@ import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
+# How many transforms of `torch.func` are under way; torch has no public question for it.
+transform_depth: Callable[[], int] = torch._C._functorch.get_dynamic_layer_stack_depth  # pyright: ignore
+
 
 def under_transform() -> bool:
-    """Whether a transform of `torch.func` or a level of `forward_ad` is under way; torch has no public question for it."""
-    depth = torch._C._functorch.get_dynamic_layer_stack_depth()  # pyright: ignore[reportAttributeAccessIssue]
-    return depth > 0 or forward_ad._current_level >= 0
-
-
-def needs_torch(*tensors: Tensor | None) -> str:
-    """Why these tensors need torch's own operations in the place of a kernel of ours, or "".
-
-    Differentiation by `torch.func.grad`, `jvp` or `forward_ad` sees torch's operations only: a kernel would fail there, or
-    give a tangent of zero. (`vmap` alone is no obstacle, kernels have a rule for it.)
-    """
-    if torch.onnx.is_in_onnx_export():
-        return "ONNX, which knows no kernels of ours"
-    functorch: Any = torch._C._functorch  # pyright: ignore[reportAttributeAccessIssue]
-    # As nearly always; `under_transform` written out, since this question stands in front of every kernel.
-    if functorch.get_dynamic_layer_stack_depth() == 0 and forward_ad._current_level < 0:
-        return ""
-    if torch.compiler.is_compiling():
-        # A graph knows that there is a transform, but not whom it concerns.
-        return "a transform of torch.func"
-    for tensor in tensors:
-        while tensor is not None and functorch.is_functorch_wrapped_tensor(tensor):
-            if functorch.is_gradtrackingtensor(tensor):
-                return "a transform of torch.func"
-            tensor = functorch.get_unwrapped(tensor)
-        if tensor is not None and forward_ad.unpack_dual(tensor).tangent is not None:
-            return "forward-mode differentiation"
-    return ""
+    """Whether a transform of `torch.func` or a level of `forward_ad` is under way."""
+    return transform_depth() > 0 or forward_ad._current_level >= 0
 
 
 def values_visible(tensor: Tensor) -> bool:
@@ -49,17 +26,16 @@ def values_visible(tensor: Tensor) -> bool:
     On a card a look would stall it.
     """
     # `under_transform` written out: this question stands in front of everything that decodes.
-    functorch: Any = torch._C._functorch  # pyright: ignore[reportAttributeAccessIssue]
     plain = is_plain(tensor) and not torch.compiler.is_compiling()
-    return plain and functorch.get_dynamic_layer_stack_depth() == 0 and forward_ad._current_level < 0
+    return plain and transform_depth() == 0 and forward_ad._current_level < 0
 
 
 def is_plain(tensor: Tensor) -> bool:
     """Whether a tensor is in the memory of the CPU, and of no class of its own."""
-    return type(tensor) in _PLAIN and tensor.is_cpu
+    return type(tensor) in PLAIN and tensor.is_cpu
 
 
-_PLAIN = (Tensor, torch.nn.Parameter)
+PLAIN = (Tensor, torch.nn.Parameter)
 
 
 def int8_rows(weight: Tensor) -> tuple[Tensor, Tensor] | None:

@@ -30,10 +30,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from shippo_ssm._private import needs_torch
 from shippo_ssm.actions._expm_kernels import Operands, build_expm
 from shippo_ssm.actions.kernels import batch_first, choose_kernel, launch_items
-from shippo_ssm.engine import LANES, launch
+from shippo_ssm.engine import LANES, launch, needs_torch
 
 
 class Scheme(NamedTuple):

@@ -15,8 +15,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from shippo_ssm._private import needs_torch
-from shippo_ssm.engine import LANES, Config, card_obstacle, launch, launch_card
+from shippo_ssm.engine import LANES, Config, card_obstacle, launch, launch_card, needs_torch
 
 BACKENDS = ("auto", "torch", "fused", "triton")
 # From this many items on, "auto" takes the compiled kernel: for a handful of matrices compilation does not pay.

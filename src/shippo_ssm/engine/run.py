@@ -17,6 +17,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch.autograd import forward_ad
 
 from shippo_ssm.engine.compiler import compile_kernel
 
@@ -28,6 +29,31 @@ _CORES = os.cpu_count() or 1
 _kernels: dict[tuple, Callable[..., None]] = {}
 _lock = threading.RLock()
 _pool: ThreadPoolExecutor | None = None
+
+
+def needs_torch(*tensors: torch.Tensor | None) -> str:
+    """Why these tensors need torch's own operations in the place of a kernel of ours, or "".
+
+    Differentiation by `torch.func.grad`, `jvp` or `forward_ad` sees torch's operations only: a kernel would fail there, or
+    give a tangent of zero. (`vmap` alone is no obstacle, kernels have a rule for it.)
+    """
+    if torch.onnx.is_in_onnx_export():
+        return "ONNX, which knows no kernels of ours"
+    functorch: Any = torch._C._functorch  # pyright: ignore[reportAttributeAccessIssue]
+    # As nearly always; `under_transform` written out, since this question stands in front of every kernel.
+    if functorch.get_dynamic_layer_stack_depth() == 0 and forward_ad._current_level < 0:
+        return ""
+    if torch.compiler.is_compiling():
+        # A graph knows that there is a transform, but not whom it concerns.
+        return "a transform of torch.func"
+    for tensor in tensors:
+        while tensor is not None and functorch.is_functorch_wrapped_tensor(tensor):
+            if functorch.is_gradtrackingtensor(tensor):
+                return "a transform of torch.func"
+            tensor = functorch.get_unwrapped(tensor)
+        if tensor is not None and forward_ad.unpack_dual(tensor).tangent is not None:
+            return "forward-mode differentiation"
+    return ""
 
 
 def launch(builder: Callable[..., Callable], count: int, operands: Any, /, fewest: int = 1, **constants: Any) -> None:

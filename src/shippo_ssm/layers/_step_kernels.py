@@ -97,44 +97,6 @@ def build_branch(storage: str, dtype: str, taps: int, has_bias: bool) -> Callabl
     return kernel
 
 
-class Norm(NamedTuple):
-    """Operands of `build_norm`: addresses of u [tokens, channels], the weight [channels] and y [tokens, channels]."""
-
-    u: int
-    weight: int
-    y: int
-    channels: int
-
-
-def build_norm(storage: str, dtype: str, eps: float) -> Callable[..., None]:
-    """kernel(operands, start, stop): y = u / sqrt(mean(u^2) + eps) weight, for tokens start .. stop - 1."""
-    lanes, element = register_lanes(dtype), np.dtype(dtype)
-
-    @simd(dtype, lanes)
-    def square(emit: Emitter, operands: Any, place: Any, sums: Any) -> None:
-        u, total = emit.pointer(operands.u, storage), emit.variable()
-        for d in emit.blocks(operands.channels):
-            vector = emit.load(u, emit.at(place, d))
-            total.set(emit.fma(vector, vector, total.get()))
-        emit.store_sums(sums, 0, [total.get()])
-
-    @simd(dtype, lanes)
-    def scale(emit: Emitter, operands: Any, place: Any, factor: Any) -> None:
-        u, weight, y = (emit.pointer(address, storage) for address in operands[:3])
-        for d in emit.blocks(operands.channels):
-            vector = emit.mul(emit.load(u, emit.at(place, d)), emit.splat(factor, 0))
-            emit.store(y, emit.at(place, d), emit.mul(vector, emit.load(weight, d)))
-
-    def kernel(operands, start, stop):
-        sums, channels = np.zeros(4, element), operands.channels
-        for token in range(start, stop):
-            square(operands, token * channels, sums)
-            sums[0] = 1.0 / math.sqrt(sums[0] / channels + eps)
-            scale(operands, token * channels, sums)
-
-    return kernel
-
-
 class Matrix(NamedTuple):
     """A weight [rows, columns] of a product: addresses, 0 for what is not there."""
 

@@ -14,8 +14,8 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from shippo_ssm.layers.decode import RMSNorm
 from shippo_ssm.layers.mixer import Mixer, Segment
+from shippo_ssm.layers.norm import RMSNorm
 from shippo_ssm.layers.shippo import Shippo
 from shippo_ssm.layers.spec import ShippoSpec
 from shippo_ssm.layers.state import ShippoState

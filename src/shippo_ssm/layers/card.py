@@ -11,8 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from shippo_ssm._private import needs_torch
-from shippo_ssm.engine import launch_card
+from shippo_ssm.engine import launch_card, needs_torch
 from shippo_ssm.scan.triton import configs, obstacle
 
 

@@ -82,28 +82,25 @@ class ShortConv(nn.Module):
         window = window.to(x.dtype)
         if cu_seqlens is not None:
             return self._packed(x, window, cu_seqlens)
-        row = torch.cat([window, x], dim=1)
-        if mask is None:
-            return self._taps(row), row[:, x.shape[1] :]
-        # Padding goes to the front; window and real inputs stand behind it in their order.
-        real = torch.cat([mask.new_ones(mask.shape[0], self.width - 1), mask], dim=1)
-        padding = ~real
-        front = padding.sum(1, keepdim=True)
-        place = torch.where(real, front + real.cumsum(1), padding.cumsum(1)).unsqueeze(-1) - 1
-        row = torch.zeros_like(row).scatter(1, place.expand_as(row), row)
-        # The outputs before the first real input are missing from a convolution without padding; they are never real.
-        y = torch.cat([torch.zeros_like(window), self._taps(row)], dim=1)
-        y = y.gather(1, place.expand_as(y))
-        return y[:, self.width - 1 :], row[:, x.shape[1] :]
-
-    def _taps(self, row: Tensor) -> Tensor:
-        """[B, T + K - 1, D] -> [B, T, D]; written as shifted sums, which beat a depthwise convolution in this layout."""
-        length = row.shape[1] - self.width + 1
-        weight = self.weight.to(row.dtype)
+        row, place = torch.cat([window, x], dim=1), None
+        if mask is not None:
+            # Padding goes to the front; window and real inputs stand behind it in their order.
+            real = torch.cat([mask.new_ones(mask.shape[0], self.width - 1), mask], dim=1)
+            padding = ~real
+            front = padding.sum(1, keepdim=True)
+            place = torch.where(real, front + real.cumsum(1), padding.cumsum(1)).unsqueeze(-1) - 1
+            row = torch.zeros_like(row).scatter(1, place.expand_as(row), row)
+        # Shifted sums, which beat a depthwise convolution in this layout.
+        weight, length = self.weight.to(row.dtype), x.shape[1]
         y = row[:, :length] * weight[0]
         for tap in range(1, self.width):
             y = torch.addcmul(y, row[:, tap : tap + length], weight[tap])
-        return y if self.bias is None else y + self.bias.to(row.dtype)
+        y = y if self.bias is None else y + self.bias.to(row.dtype)
+        if place is not None:
+            # The outputs before the first real input are missing from a convolution without padding; they are never real.
+            y = torch.cat([torch.zeros_like(window), y], dim=1)
+            y = y.gather(1, place.expand_as(y))[:, self.width - 1 :]
+        return y, row[:, length:]
 
     def _packed(self, x: Tensor, window: Tensor, cu_seqlens: Tensor) -> tuple[Tensor, Tensor]:
         """One long row: window of sequence 0, sequence 0, window of sequence 1, sequence 1, .."""
@@ -117,6 +114,6 @@ class ShortConv(nn.Module):
         starts = (bounds[:-1] + sequences * before).unsqueeze(1) + taps
         ends = (bounds[1:] + sequences * before).unsqueeze(1) + taps
         row = x.new_zeros(x.shape[1] + count * before, x.shape[2])
-        row = row.index_put((positions + (sequence_of + 1) * before,), x[0]).index_put((starts,), window)
-        y = self._taps(row.unsqueeze(0))
-        return y[:, positions + sequence_of * before], row[ends]
+        row = row.index_put((positions + (sequence_of + 1) * before,), x[0]).index_put((starts,), window).unsqueeze(0)
+        y = self.forward(row[:, before:], row[:, :before])[0]
+        return y[:, positions + sequence_of * before], row[0, ends]

@@ -29,11 +29,9 @@ from shippo_ssm.layers._step_kernels import (
     Cell,
     CellCase,
     Matrix,
-    Norm,
     Product,
     build_branch,
     build_cell,
-    build_norm,
     build_product,
 )
 
@@ -78,22 +76,6 @@ def _run_branch(
     storage = _NAMES[x.dtype]
     constants = {"storage": storage, "dtype": _ARITHMETIC[storage], "taps": taps, "has_bias": bias is not None}
     launch_integers(build_branch, batch, operands, fewest=_ROW // (channels * length) + 1, **constants)
-
-
-class RMSNorm(nn.RMSNorm):
-    """y = u / sqrt(mean(u^2) + eps) weight over the last axis; without gradients on the CPU one compiled operator."""
-
-    def forward(self, input: Tensor) -> Tensor:
-        weight, eps = self.weight, self.eps
-        plain = not torch.is_grad_enabled() and values_visible(input) and input.dtype in DTYPES and input.is_contiguous()
-        if not plain or eps is None or weight.dtype != input.dtype or not is_plain(weight):
-            return super().forward(input)
-        y = torch.empty_like(input)
-        channels, storage = input.shape[-1], _NAMES[input.dtype]
-        operands = Norm(input.data_ptr(), weight.data_ptr(), y.data_ptr(), channels)
-        constants = {"storage": storage, "dtype": _ARITHMETIC[storage], "eps": eps}
-        launch_integers(build_norm, input.numel() // channels, operands, fewest=_ROW // channels + 1, **constants)
-        return y
 
 
 def cell(

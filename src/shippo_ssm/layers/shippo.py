@@ -29,7 +29,8 @@ from shippo_ssm.layers.controller import Controller, Emission
 from shippo_ssm.layers.conv import ShortConv
 from shippo_ssm.layers.drift import initial_drift
 from shippo_ssm.layers.mixer import Mixer, Segment
-from shippo_ssm.layers.spared import Spared, SparedNorm
+from shippo_ssm.layers.norm import SparedNorm
+from shippo_ssm.layers.spared import Spared
 from shippo_ssm.layers.spec import ShippoSpec
 from shippo_ssm.layers.state import ShippoState, check_state
 from shippo_ssm.scan import Recurrence
@@ -162,7 +163,7 @@ class Shippo(Mixer[ShippoState], Spared):
 
     def run(self, u: Tensor, state: ShippoState | None, segment: Segment) -> tuple[Tensor, ShippoState]:
         """One segment; a single token that continues a state takes one update of the cell instead of a scan."""
-        facts = self._can_decode(u, state, segment)
+        facts = None if torch.is_grad_enabled() else self._can_decode(u, state, segment)
         if facts is not None:
             return self._decode(u, state, segment, facts)
         if segment.every:
@@ -194,9 +195,9 @@ class Shippo(Mixer[ShippoState], Spared):
         return y, windows._replace(cell=cell)
 
     def _can_decode(self, u: Tensor, state: ShippoState | None, segment: Segment) -> decode.Facts | None:
-        """What `_decode` needs, where it serves a call: few tokens, no gradients, plain CPU tensors of the dtypes it knows, and
-        nobody listens to the modules that it does not call."""
-        if torch.is_grad_enabled() or not segment.whole or u.device.type != "cpu" or u.dtype not in decode.DTYPES:
+        """What `_decode` needs, where it serves a call without gradients: few tokens, plain CPU tensors of the dtypes it knows,
+        and nobody listens to the modules that it does not call."""
+        if not segment.whole or u.device.type != "cpu" or u.dtype not in decode.DTYPES:
             return None
         # A graph with a free length is not a step; ONNX knows no operators of ours.
         length = u.shape[1]

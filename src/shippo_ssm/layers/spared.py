@@ -53,9 +53,3 @@ class Spared(nn.Module):
         for parameter in own:
             parameter._no_weight_decay = True  # pyright: ignore[reportAttributeAccessIssue]
         return own
-
-
-class SparedNorm(Spared, nn.RMSNorm):
-    """An RMS norm whose weight is spared."""
-
-    spared = ("weight",)

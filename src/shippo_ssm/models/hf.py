@@ -46,8 +46,9 @@ from shippo_ssm.layers import (
     ShortConv,
     Stack,
 )
-from shippo_ssm.layers.decode import Linear, RMSNorm
+from shippo_ssm.layers.decode import Linear
 from shippo_ssm.layers.mixer import Segment, check_segment
+from shippo_ssm.layers.norm import RMSNorm
 from shippo_ssm.layers.states import at
 from shippo_ssm.scan.distributed import Part, agree
 

@@ -18,8 +18,9 @@ from torch.distributed import ProcessGroup
 from shippo_ssm._expect import expect_real, expect_size
 from shippo_ssm.actions.families import FAMILIES
 from shippo_ssm.layers import Block, Shippo, ShippoSpec, Stack
-from shippo_ssm.layers.decode import Linear, RMSNorm
+from shippo_ssm.layers.decode import Linear
 from shippo_ssm.layers.mixer import OWNED, WHOLE, Segment, check_segment
+from shippo_ssm.layers.norm import RMSNorm
 from shippo_ssm.models.baselines import FreeMixer, GRUMixer, LSTMMixer, transformer_block
 
 MIXERS = ("shippo", "free", "gru", "lstm", "transformer")

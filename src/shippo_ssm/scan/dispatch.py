@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.distributed import ProcessGroup
 
 from shippo_ssm._dtypes import compute_dtype
-from shippo_ssm._private import needs_torch
+from shippo_ssm.engine import needs_torch
 from shippo_ssm.scan import associative, chunked, fused, reference, segments, triton
 from shippo_ssm.scan.algebra import Recurrence
 from shippo_ssm.scan.checks import asks_gradients, check_affine_arguments, check_recurrence, describe_recurrence

@@ -1,0 +1,102 @@
+"""Machine code of the RMS norm and of its gradient: a token is read from memory once, and again from the cache."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from shippo_ssm.engine import Emitter, register_lanes, simd
+
+
+class Norm(NamedTuple):
+    """Operands of `build_norm`: addresses of u [tokens, channels], the weight [channels] and y [tokens, channels]."""
+
+    u: int
+    weight: int
+    y: int
+    channels: int
+
+
+def build_norm(storage: str, dtype: str, eps: float) -> Callable[..., None]:
+    """kernel(operands, start, stop): y = u / sqrt(mean(u^2) + eps) weight, for tokens start .. stop - 1."""
+    lanes, element = register_lanes(dtype), np.dtype(dtype)
+
+    @simd(dtype, lanes)
+    def square(emit: Emitter, operands: Any, place: Any, sums: Any) -> None:
+        u, total = emit.pointer(operands.u, storage), emit.variable()
+        for d in emit.blocks(operands.channels):
+            vector = emit.load(u, emit.at(place, d))
+            total.set(emit.fma(vector, vector, total.get()))
+        emit.store_sums(sums, 0, [total.get()])
+
+    @simd(dtype, lanes)
+    def scale(emit: Emitter, operands: Any, place: Any, factor: Any) -> None:
+        u, weight, y = (emit.pointer(address, storage) for address in operands[:3])
+        for d in emit.blocks(operands.channels):
+            vector = emit.mul(emit.load(u, emit.at(place, d)), emit.splat(factor, 0))
+            emit.store(y, emit.at(place, d), emit.mul(vector, emit.load(weight, d)))
+
+    def kernel(operands, start, stop):
+        sums, channels = np.zeros(4, element), operands.channels
+        for token in range(start, stop):
+            square(operands, token * channels, sums)
+            sums[0] = 1.0 / math.sqrt(sums[0] / channels + eps)
+            scale(operands, token * channels, sums)
+
+    return kernel
+
+
+class NormGradient(NamedTuple):
+    """Operands of `build_norm_gradient`: addresses of u, dy and du [tokens, channels], of the weight [channels], and of its
+    gradient by chunks of tokens, d_weight [chunks, channels], which starts at zero."""
+
+    u: int
+    weight: int
+    dy: int
+    du: int
+    d_weight: int
+    channels: int
+    tokens: int
+
+
+def build_norm_gradient(dtype: str, eps: float, chunk: int) -> Callable[..., None]:
+    """kernel(operands, start, stop), for chunks start .. stop - 1 of `chunk` tokens: with r = 1 / sqrt(mean(u^2) + eps),
+
+    du = r (weight dy - r^2 mean(weight dy u) u),   d_weight = sum_tokens r dy u.
+    """
+    lanes, element = register_lanes(dtype), np.dtype(dtype)
+
+    @simd(dtype, lanes)
+    def sum_up(emit: Emitter, operands: Any, place: Any, sums: Any) -> None:
+        u, weight, dy = (emit.pointer(address, dtype) for address in operands[:3])
+        squares, products = emit.variable(), emit.variable()
+        for d in emit.blocks(operands.channels):
+            vector, pulled = emit.load(u, emit.at(place, d)), emit.load(dy, emit.at(place, d))
+            squares.set(emit.fma(vector, vector, squares.get()))
+            products.set(emit.fma(emit.mul(pulled, emit.load(weight, d)), vector, products.get()))
+        emit.store_sums(sums, 0, [squares.get(), products.get()])
+
+    @simd(dtype, lanes)
+    def pull_back(emit: Emitter, operands: Any, place: Any, chunk_at: Any, factors: Any) -> None:
+        u, weight, dy, du, d_weight = (emit.pointer(address, dtype) for address in operands[:5])
+        for d in emit.blocks(operands.channels):
+            vector = emit.load(u, emit.at(place, d))
+            pulled = emit.mul(emit.load(dy, emit.at(place, d)), emit.splat(factors, 0))
+            turned = emit.mul(vector, emit.splat(factors, 1))
+            emit.store(du, emit.at(place, d), emit.fma(pulled, emit.load(weight, d), turned))
+            total = emit.load(d_weight, emit.at(chunk_at, d))
+            emit.store(d_weight, emit.at(chunk_at, d), emit.fma(pulled, vector, total))
+
+    def kernel(operands, start, stop):
+        sums, channels = np.zeros(4, element), operands.channels
+        for number in range(start, stop):
+            for token in range(number * chunk, min(operands.tokens, (number + 1) * chunk)):
+                sum_up(operands, token * channels, sums)
+                root = 1.0 / math.sqrt(sums[0] / channels + eps)
+                sums[0], sums[1] = root, -root * root * root * sums[1] / channels
+                pull_back(operands, token * channels, number * channels, sums)
+
+    return kernel

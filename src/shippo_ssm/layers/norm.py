@@ -1,0 +1,83 @@
+"""The RMS norm: torch's module, with one pass over memory forward and one backward on the CPU.
+
+torch makes the norm and its gradient of about a dozen passes, which is a tenth of a training step; `_norm_kernels.py` has
+them as one kernel each. Where torch has to see the formula (a compiler, a transform, a second derivative), or where tensors
+are not plain CPU numbers of one dtype, the norm is torch's.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.autograd.function import FunctionCtx
+
+from shippo_ssm._private import PLAIN, transform_depth, values_visible
+from shippo_ssm.engine import launch, needs_torch
+from shippo_ssm.layers._norm_kernels import Norm, NormGradient, build_norm, build_norm_gradient
+from shippo_ssm.layers.spared import Spared
+
+# Numbers that are worth a thread, and tokens whose part of the weight's gradient is summed one after another.
+_FEWEST, _CHUNK = 1 << 15, 64
+_NAMES = {torch.float32: "float32", torch.float64: "float64", torch.bfloat16: "bfloat16"}
+
+
+class _Normed(torch.autograd.Function):
+    """y = u / sqrt(mean(u^2) + eps) weight for contiguous u [.., channels], with its gradient in one pass."""
+
+    @staticmethod
+    def forward(ctx: FunctionCtx | None, *inputs: Any) -> Tensor:
+        u, weight, eps = inputs
+        y, channels, storage = torch.empty_like(u), u.shape[-1], _NAMES[u.dtype]
+        operands = Norm(u.data_ptr(), weight.data_ptr(), y.data_ptr(), channels)
+        constants = {"storage": storage, "dtype": "float32" if storage == "bfloat16" else storage, "eps": eps}
+        launch(build_norm, u.numel() // channels, operands, fewest=_FEWEST // channels + 1, **constants)
+        if ctx is not None:
+            ctx.save_for_backward(u, weight)
+            vars(ctx)["eps"] = eps
+        return y
+
+    @staticmethod
+    def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor | None, ...]:
+        (u, weight), (dy,) = ctx.saved_tensors, grad_outputs
+        if torch.is_grad_enabled() or not values_visible(dy):
+            # A second derivative is torch's.
+            wanted = [tensor for tensor, needed in zip((u, weight), ctx.needs_input_grad) if needed]
+            with torch.enable_grad():
+                y = F.rms_norm(u, weight.shape, weight, ctx.eps)
+            found = iter(torch.autograd.grad(y, wanted, dy, create_graph=True))
+            return *(next(found) if needed else None for needed in ctx.needs_input_grad[:2]), None
+        channels = u.shape[-1]
+        tokens, dy, du = u.numel() // channels, dy.contiguous(), torch.empty_like(u)
+        chunks = -(-tokens // _CHUNK)
+        d_weight = torch.zeros(chunks, channels, dtype=u.dtype)
+        addresses = (tensor.data_ptr() for tensor in (u, weight, dy, du, d_weight))
+        operands = NormGradient(*addresses, channels, tokens)
+        fewest = _FEWEST // (channels * _CHUNK) + 1
+        launch(build_norm_gradient, chunks, operands, fewest, dtype=_NAMES[u.dtype], eps=ctx.eps, chunk=_CHUNK)
+        return du, d_weight.sum(0), None
+
+
+class RMSNorm(nn.RMSNorm):
+    """y = u / sqrt(mean(u^2) + eps) weight over the last axis."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        weight, eps = self.weight, self.eps
+        alike = type(input) in PLAIN and type(weight) in PLAIN and input.is_cpu and input.dtype == weight.dtype
+        if not alike or input.dtype not in _NAMES or eps is None or not input.numel() or torch.compiler.is_compiling():
+            return super().forward(input)
+        if torch.is_grad_enabled():
+            if input.dtype == torch.bfloat16 or transform_depth() or needs_torch(input, weight):
+                return super().forward(input)
+            return _Normed.apply(input.contiguous(), weight, eps)  # pyright: ignore[reportReturnType]
+        if not values_visible(input) or not input.is_contiguous():
+            return super().forward(input)
+        return _Normed.forward(None, input, weight, eps)
+
+
+class SparedNorm(Spared, RMSNorm):
+    """An RMS norm whose weight is spared."""
+
+    spared = ("weight",)
