@@ -54,7 +54,7 @@ class _Normed(torch.autograd.Function):
         chunks = -(-tokens // _CHUNK)
         d_weight = torch.zeros(chunks, channels, dtype=u.dtype)
         addresses = (tensor.data_ptr() for tensor in (u, weight, dy, du, d_weight))
-        operands = NormGradient(*addresses, channels, tokens)
+        operands = NormGradient._make((*addresses, channels, tokens))
         fewest = _FEWEST // (channels * _CHUNK) + 1
         launch(build_norm_gradient, chunks, operands, fewest, dtype=_NAMES[u.dtype], eps=ctx.eps, chunk=_CHUNK)
         return du, d_weight.sum(0), None
