@@ -155,13 +155,15 @@ def run(
     jobs: Annotated[int | None, typer.Option(help="Worker processes; by default one per core.")] = None,
     out: Annotated[Path | None, typer.Option(help="Folder of the run; by default runs/NAME.")] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Continue from the last checkpoints.")] = False,
+    earlier: Annotated[Path | None, typer.Option("--from", help="A result file whose rows a new run begins with.")] = None,
     force: Annotated[bool, typer.Option("--force", help="Replace the run that the folder holds.")] = False,
     rows: Annotated[
         list[str] | None, typer.Option("--rows", "--row", help="Only these rows, with commas between; may be repeated.")
     ] = None,
     wide: Wide = False,
 ) -> None:
-    """Train an experiment and write its result; --resume continues an interrupted run, and adds rows and seeds to it.
+    """Train an experiment and write its result; --resume continues an interrupted run, and adds rows and seeds to it; --from
+    does the same with nothing but its result file.
 
     Example: [bold]shippo run paired --smoke[/]
     """
@@ -180,6 +182,7 @@ def run(
             jobs=jobs,
             out=out,
             resume=resume,
+            earlier=earlier,
             force=force,
             only=tuple(name for part in rows or () for name in part.split(",")),
         )

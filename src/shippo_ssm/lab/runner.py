@@ -185,6 +185,37 @@ def assemble(
     return Result.from_json(content, str(folder / "result.json"))
 
 
+def unpack(experiment: Experiment, known: tuple[Any, ...], content: dict[str, Any], folder: Path) -> None:
+    """The reverse of `assemble`: lay the finished rows of a result out as a run's folder, so that it can be added to.
+
+    A result may be older than an option of its rows; what it does not speak of is then as it is by default.
+    """
+    rows, configs = {row["name"]: row for row in content["rows"]}, []
+    for config in known:
+        row = rows.pop(config.name, None)
+        if row is None:
+            continue
+        now = as_json(config)
+        if any(now.get(key) != value for key, value in row["config"].items() if key != "num_seeds"):
+            raise ValueError(f"row {config.name!r} of the result has another configuration than it has today; train it again")
+        configs.append(now | {"num_seeds": len(row["seeds"])})
+        ends = dict(end.split(": ", 1) for end in row["notes"].pop("diverged_at", "").split("; ") if end)
+        for unit in cut((dataclasses.replace(config, num_seeds=len(row["seeds"])),), experiment):
+            at = [row["seeds"].index(seed) for seed in unit.seeds]
+            metrics = {name: [values[k] for k in at] for name, values in row["metrics"].items()}
+            curves = {
+                name: evaluations if name == "step" else [[values[k] for k in at] for values in evaluations]
+                for name, evaluations in row["curves"].items()
+            }
+            ended = {"diverged_at": ends[f"seed {unit.seeds[0]}"]} if f"seed {unit.seeds[0]}" in ends else {}
+            part = {"metrics": metrics, "curves": curves, "notes": row["notes"] | ended}
+            write_json(unit.file(folder), {"seconds": row["seconds"] * len(at) / len(row["seeds"]), **part})
+    if rows:
+        raise ValueError(f"the result has rows that {experiment.name} does not know: {', '.join(rows)}")
+    kept = {key: content[key] for key in ("experiment", "preset", "versions", "wall_seconds")}
+    write_json(folder / "manifest.json", kept | {"configs": configs})
+
+
 def _joined(folder: Path, held: list[dict[str, Any]], asked: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """The rows that a folder holds and those asked for; a row may get more seeds, nothing else of it may change."""
     found = {config["name"]: config for config in held}
@@ -232,6 +263,7 @@ def run(
     out: Path | None = None,
     resume: bool = False,
     force: bool = False,
+    earlier: Path | None = None,
     only: tuple[str, ...] = (),
     display: Display | None = None,
 ) -> Result:
@@ -244,6 +276,7 @@ def run(
         out: folder of the run; by default runs/NAME, or runs/NAME-PRESET.
         resume: continue what the folder holds; rows and seeds that are new are added to it.
         force: replace what the folder holds.
+        earlier: a result file whose finished rows the run begins with, in a new folder.
         only: names of the rows to train; by default all.
         display: where progress goes; by default a live bar on a terminal and plain lines elsewhere.
 
@@ -272,14 +305,18 @@ def run(
         "versions": versions(),
         "wall_seconds": 0.0,
     }
-    manifest = _open_folder(folder, manifest, resume, force)
+    if earlier is not None:
+        if (folder / "manifest.json").exists():
+            raise ValueError(f"{folder} holds a run already; expected a new folder for the rows of {earlier}; choose --out")
+        unpack(experiment, known, read_json(earlier), folder)
+    manifest = _open_folder(folder, manifest, resume or earlier is not None, force)
     seeds_of = {config["name"]: config["num_seeds"] for config in manifest["configs"]}
     held = tuple(dataclasses.replace(row, num_seeds=seeds_of[row.name]) for row in known if row.name in seeds_of)
     units = cut(rows, experiment)
     open_units = [unit for unit in units if not unit.file(folder).exists()]
     jobs = min(jobs or os.cpu_count() or 1, max(1, len(open_units)))
     display = display or make_display()
-    begun, earlier = time.monotonic(), manifest["wall_seconds"]
+    begun, before = time.monotonic(), manifest["wall_seconds"]
     try:
         with display.show(experiment.name, units, {unit.index for unit in open_units}, jobs):
             if jobs == 1:
@@ -287,7 +324,7 @@ def run(
             elif open_units:
                 _parallel(experiment, open_units, folder, display, jobs)
     finally:
-        manifest["wall_seconds"] = earlier + time.monotonic() - begun
+        manifest["wall_seconds"] = before + time.monotonic() - begun
         write_json(folder / "manifest.json", manifest)
         remove_halves(folder)
         with contextlib.suppress(OSError):

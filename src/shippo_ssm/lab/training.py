@@ -93,7 +93,7 @@ def fit(
     Returns:
         Curves, scores, and as notes the parameter count, the training speed, the time, and where training diverged, if it did.
     """
-    optimiser = torch.optim.AdamW(weight_decay_groups(model, config.weight_decay), lr=config.learning_rate)
+    optimiser = torch.optim.AdamW(weight_decay_groups(model, config.weight_decay), lr=config.learning_rate, fused=True)
     meta: dict[str, Any] = {"step": 0, "curves": {"step": []}, "scores": {}, "seconds": 0.0, "tokens": 0, "train_seconds": 0.0}
     restored = session.restore()
     if restored is None:

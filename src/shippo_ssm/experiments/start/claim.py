@@ -62,6 +62,8 @@ class StartConfig(TrainConfig):
     """Fields of `SequenceConfig` that differ from their defaults."""
     budget: dict[str, int] = field(default_factory=lambda: dict(BUDGET))
     """Probe -> training steps."""
+    batch_share: float = 1.0
+    """Part of each probe's batch that a step takes."""
     word_lengths: tuple[int, ...] = (6, 16)
     turn_lengths: tuple[int, ...] = (24,)
     steps: int = sum(BUDGET.values())
@@ -85,8 +87,10 @@ def rows(base: StartConfig | None = None) -> tuple[StartConfig, ...]:
     return (*solved, *tried)
 
 
-# Ten times the learning rate, for every family: nothing may become infinite.
-HOT = StartConfig(learning_rate=3e-2, budget=dict.fromkeys(BUDGET, 2000), steps=2000 * len(BUDGET), num_seeds=1)
+# Ten times the learning rate, for every family: nothing may become infinite. A quarter of the batch makes it harder, and fast.
+HOT = StartConfig(
+    learning_rate=3e-2, budget=dict.fromkeys(BUDGET, 2000), steps=2000 * len(BUDGET), num_seeds=1, batch_share=0.25
+)
 
 
 def hot() -> tuple[StartConfig, ...]:
@@ -109,7 +113,7 @@ def train(config: StartConfig, seeds: tuple[int, ...], session: Session) -> RowR
 
     def make(probe: str, steps: int) -> Trainee:
         lengths = config.word_lengths if probe == "words" else config.turn_lengths
-        return PROBES[probe](config.layer, seed, steps, lengths)
+        return PROBES[probe](config.layer, seed, steps, lengths, config.batch_share)
 
     return fit_each(config, seed, session, config.budget, make)
 

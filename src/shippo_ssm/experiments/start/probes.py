@@ -20,7 +20,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from shippo_ssm.experiments.tracking.training import held_rate, stage, word_loss
+from shippo_ssm.experiments.tracking.training import WORD_TOKENS, held_rate, stage, word_loss
 from shippo_ssm.lab.training import Trainee
 from shippo_ssm.layers import LANGUAGE_START
 from shippo_ssm.models import SequenceConfig, SequenceModel
@@ -37,19 +37,25 @@ TURN_STAGES = ((0.15, 8, 1), (0.3, 12, 2), (1.0, 24, 3))
 TURN_BATCH = 64
 
 
-def recall(layer: dict[str, Any], seed: int, steps: int, lengths: tuple[int, ...]) -> Trainee:
+def batch_of(step: int, size: int, share: float) -> range:
+    """The examples of a step, of which a probe takes `size`, or a `share` of it."""
+    count = int(share * size)
+    return range(count * step, count * (step + 1))
+
+
+def recall(layer: dict[str, Any], seed: int, steps: int, lengths: tuple[int, ...], share: float = 1.0) -> Trainee:
     """Plain associative recall."""
     task = MQAR(vocab_size=64, length=32, num_pairs=4, seed=seed)
     model = SequenceModel(SequenceConfig(d_model=64, n_layers=2, vocab_size=task.vocab_size, **LANGUAGE_START | layer))
 
     def loss_at(step: int) -> tuple[Tensor, int]:
-        tokens, target = task.batch(range(32 * step, 32 * step + 32))
+        tokens, target = task.batch(batch_of(step, 32, share))
         return F.cross_entropy(model(tokens).flatten(0, 1), target.flatten(), ignore_index=NO_TARGET), tokens.numel()
 
     return Trainee(model, loss_at, lambda: {"recall": task.evaluate(model, 256, 64).accuracy}, held_rate(steps))
 
 
-def words(layer: dict[str, Any], seed: int, steps: int, lengths: tuple[int, ...]) -> Trainee:
+def words(layer: dict[str, Any], seed: int, steps: int, lengths: tuple[int, ...], share: float = 1.0) -> Trainee:
     """Products of elements of A5, asked for at every position."""
     task = WordTask(group="A5", length=16, seed=seed)
     model = SequenceModel(SequenceConfig(d_model=64, n_layers=1, vocab_size=task.vocab_size, **layer))
@@ -57,16 +63,16 @@ def words(layer: dict[str, Any], seed: int, steps: int, lengths: tuple[int, ...]
     def score() -> dict[str, float]:
         return {f"words_{n}": task.evaluate(model, max(32, 8192 // n), 32, length=n).prefix for n in lengths}
 
-    return Trainee(model, word_loss(model, task, steps), score, held_rate(steps))
+    return Trainee(model, word_loss(model, task, steps, int(share * WORD_TOKENS)), score, held_rate(steps))
 
 
-def text(layer: dict[str, Any], seed: int, steps: int, lengths: tuple[int, ...]) -> Trainee:
+def text(layer: dict[str, Any], seed: int, steps: int, lengths: tuple[int, ...], share: float = 1.0) -> Trainee:
     """The next byte."""
     task = TextTask(length=128, seed=seed)
     model = SequenceModel(SequenceConfig(d_model=64, n_layers=2, vocab_size=task.vocab_size, **LANGUAGE_START | layer))
 
     def loss_at(step: int) -> tuple[Tensor, int]:
-        tokens, target = task.batch(range(16 * step, 16 * step + 16))
+        tokens, target = task.batch(batch_of(step, 16, share))
         return F.cross_entropy(model(tokens).flatten(0, 1), target.flatten()), tokens.numel()
 
     return Trainee(
@@ -103,7 +109,7 @@ class TurnHead(nn.Module):
         return self.proj(features[..., : self.width].unflatten(-1, (-1, WIDTH)).mT)
 
 
-def turns(layer: dict[str, Any], seed: int, steps: int, lengths: tuple[int, ...]) -> Trainee:
+def turns(layer: dict[str, Any], seed: int, steps: int, lengths: tuple[int, ...], share: float = 1.0) -> Trainee:
     """Recall of values that quarter turns have moved, by the general layer."""
 
     def task(length: int, num_active: int) -> TransportMQAR:
@@ -116,7 +122,7 @@ def turns(layer: dict[str, Any], seed: int, steps: int, lengths: tuple[int, ...]
     model = SequenceModel(geometry, embedding=embedding, head=TurnHead(geometry.d_model))
 
     def loss_at(step: int) -> tuple[Tensor, int]:
-        events = task(*stage(TURN_STAGES, step, steps)).batch(range(TURN_BATCH * step, TURN_BATCH * (step + 1)))
+        events = task(*stage(TURN_STAGES, step, steps)).batch(batch_of(step, TURN_BATCH, share))
         logits = model.head(model.features(events.tokens)[events.asked])
         return F.cross_entropy(logits.flatten(0, 1), events.target[events.asked].flatten()), events.kind.numel()
 
@@ -130,7 +136,7 @@ def turns(layer: dict[str, Any], seed: int, steps: int, lengths: tuple[int, ...]
     return Trainee(model, loss_at, score, held_rate(steps, 0.5))
 
 
-PROBES: dict[str, Callable[[dict[str, Any], int, int, tuple[int, ...]], Trainee]] = {
+PROBES: dict[str, Callable[[dict[str, Any], int, int, tuple[int, ...], float], Trainee]] = {
     "recall": recall,
     "turns": turns,
     "words": words,
