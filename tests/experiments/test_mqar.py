@@ -10,6 +10,7 @@ import torch
 
 from shippo_ssm.experiments import get, suffix
 from shippo_ssm.experiments.mqar import claim as mqar
+from shippo_ssm.experiments.mqar.ceilings import by_active_keys, ceilings
 from shippo_ssm.experiments.mqar.model import EventEmbedding, MqarConfig, build_model
 from shippo_ssm.experiments.mqar.parameters import parameter_rows, parameter_table
 from shippo_ssm.experiments.mqar.recall import query_loss
@@ -153,6 +154,23 @@ def test_curves_and_profiles(tmp_path):
     assert result.notes["tokens_per_second"] > 0
 
 
+def test_ceilings_rise_with_what_is_known():
+    task = TransportMQAR(length=128)
+    found = ceilings(task, 40)
+    for accuracy in ("coordinate", "exact"):
+        within = [found[f"{name}_{accuracy}"] for name in ("untouched", "within_1", "within_2", "within_3")]
+        assert within == sorted(within)
+        assert within[0] < within[1]
+        assert found[f"untouched_{accuracy}"] < found[f"unmixed_{accuracy}"]
+    blank = task.evaluate(lambda tokens: torch.zeros(*tokens.shape[:-1], 4, 31), 40)
+    assert found["untouched_exact"] == pytest.approx(blank.untouched_exact)
+    assert found["untouched_coordinate"] == pytest.approx(blank.untouched_coordinate)
+    # Fewer active keys are bound more recently, and more of a binding is untouched.
+    keys = by_active_keys(task, (128,), 40)
+    assert keys["20"]["untouched_exact_128"] > keys["40"]["untouched_exact_128"]
+    assert keys["32"]["untouched_exact_128"] == pytest.approx(found["untouched_exact"])
+
+
 @pytest.fixture(scope="module")
 def smoke_runs(tmp_path_factory):
     """`mqar` and `suffix` by the runner, in a folder of their own."""
@@ -203,7 +221,7 @@ def test_interventions_change_the_answers():
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             if "right_proj" in name:
-                parameter.normal_(std=2.0)
+                parameter.normal_(std=0.2)
     tokens = config.task(0).batch(range(2)).tokens
     answers = {}
     with torch.no_grad():

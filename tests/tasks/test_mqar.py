@@ -56,6 +56,7 @@ def test_targets_equal_an_independent_recomputation(library):
             assert all(x == y for x, y, same in zip(target, bound, untouched) if same)
         assert torch.equal(asked, events.asked[row])
     assert num_queries > 9000
+    assert (events.unmixed >= events.untouched).all()
     assert (events.target[~events.asked] == NO_TARGET).all()
     assert (events.operations_since[~events.asked] == -1).all()
 
@@ -181,6 +182,24 @@ def test_without_rebinding_every_key_is_bound_once():
     rest = events.kind[:, 30:]
     share = float((rest == OP).sum() / ((rest == OP) | (rest == QUERY)).sum())
     assert abs(share - 0.50 / 0.78) < 0.03
+
+
+def test_unmixed_coordinates_are_multiples_of_what_was_bound():
+    """Scalings alone leave every coordinate unmixed; among transvections, one that is touched and unmixed was scaled."""
+    scaled = TransportMQAR(library="diagonal", length=40, num_active=3).batch(range(20))
+    assert scaled.unmixed[scaled.asked].all()
+    assert not scaled.untouched[scaled.asked].all()
+    task = TransportMQAR(length=40, num_active=3)
+    events, matrices = task.batch(range(300)), task.operations.tolist()
+    powers, seen = {pow(3, k, MODULUS) for k in range(MODULUS)}, 0
+    for row in range(300):
+        for t, target, _, untouched, bound in replay(events, row, matrices):
+            for j in range(4):
+                if events.unmixed[row, t, j] and not untouched[j]:
+                    assert j == 0
+                    assert any(target[j] == bound[j] * power % MODULUS for power in powers)
+                    seen += 1
+    assert seen > 50
 
 
 def test_the_untouched_predictor_scores_where_the_no_right_row_of_the_paper_lies():

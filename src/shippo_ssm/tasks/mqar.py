@@ -96,6 +96,7 @@ class Events(NamedTuple):
         target: [B, T, 4], 0 .. 30 at QUERY, -100 elsewhere.
         operations_since: [B, T], number of OP events between the binding and the QUERY, -1 elsewhere.
         untouched: [B, T, 4], whether at this QUERY no operation since the binding has changed the coordinate.
+        unmixed: [B, T, 4], whether none has put another coordinate into it: it is the bound value or a multiple of it.
     """
 
     kind: Tensor
@@ -105,6 +106,7 @@ class Events(NamedTuple):
     target: Tensor
     operations_since: Tensor
     untouched: Tensor
+    unmixed: Tensor
 
     @property
     def tokens(self) -> Tensor:
@@ -236,10 +238,9 @@ class TransportMQAR:
         bound = value[rows, bound_at][..., None, :]
         target = (bound @ inverse_frame[rows, bound_at] % MODULUS @ frame % MODULUS)[..., 0, :]
 
-        num_operations = (kind == OP).cumsum(1)
-        touched = _last_touch(self.operations, kind, operation)
+        num_operations, asked = (kind == OP).cumsum(1), kind == QUERY
+        known = [asked[..., None] & (last <= bound_at[..., None]) for last in _last_touches(self.operations, kind, operation)]
         active = np.argsort(picks, axis=1)[:, : self.num_active]
-        asked = kind == QUERY
         return Events(
             kind=torch.from_numpy(kind),
             key=torch.from_numpy(np.where(kind == OP, self.num_keys, active[rows, slot])),
@@ -247,7 +248,8 @@ class TransportMQAR:
             value=torch.from_numpy(np.where((kind == BIND)[..., None], value, MODULUS)),
             target=torch.from_numpy(np.where(asked[..., None], target, NO_TARGET)),
             operations_since=torch.from_numpy(np.where(asked, num_operations - num_operations[rows, bound_at], -1)),
-            untouched=torch.from_numpy(asked[..., None] & (touched <= bound_at[..., None])),
+            untouched=torch.from_numpy(known[0]),
+            unmixed=torch.from_numpy(known[1]),
         )
 
     def evaluate(
@@ -349,12 +351,17 @@ def _frames(library: str, kind: np.ndarray, operation: np.ndarray) -> tuple[np.n
     return frames[:, :, 0].swapaxes(0, 1), frames[:, :, 1].swapaxes(0, 1).swapaxes(2, 3)
 
 
-def _last_touch(operations: np.ndarray, kind: np.ndarray, operation: np.ndarray) -> np.ndarray:
-    """The latest position up to t whose operation changes coordinate j, or -1, [B, T, 4]: column j of its matrix is not e_j."""
-    changes = (operations != np.eye(WIDTH, dtype=np.int64)).any(1)
-    touching = (kind == OP)[..., None] & changes[operation]
-    times = np.arange(kind.shape[1])[None, :, None]
-    return np.maximum.accumulate(np.where(touching, times, -1), axis=1)
+def _last_touches(operations: np.ndarray, kind: np.ndarray, operation: np.ndarray) -> list[np.ndarray]:
+    """The latest positions up to t whose operation changes coordinate j, and mixes another one into it, each [B, T, 4], or -1.
+
+    An operation changes j where column j of its matrix is not e_j, and mixes where that column is no multiple of e_j.
+    """
+    eye, times = np.eye(WIDTH, dtype=bool), np.arange(kind.shape[1])[None, :, None]
+    found = []
+    for touches in ((operations != eye).any(1), ((operations != 0) & ~eye).any(1)):
+        touching = (kind == OP)[..., None] & touches[operation]
+        found.append(np.maximum.accumulate(np.where(touching, times, -1), axis=1))
+    return found
 
 
 def _describe(operation: np.ndarray) -> str:
@@ -368,6 +375,11 @@ def _describe(operation: np.ndarray) -> str:
     return ", ".join(parts) or "nothing"
 
 
+def expected_right(known: Tensor) -> Tensor:
+    """The probability that a coordinate is right where it is known or guessed among 31, [.., 4]."""
+    return known.double() + (~known).double() / MODULUS
+
+
 def count_answers(answers: Tensor, events: Events) -> Tensor:
     """Sums over the queries of each bin, [bins, 5]: queries, right coordinates / 4, exact answers, and the last two for the
     untouched-coordinates predictor.
@@ -378,9 +390,7 @@ def count_answers(answers: Tensor, events: Events) -> Tensor:
     """
     asked = events.asked
     right = (answers == events.target)[asked].double()
-    # An unknown coordinate is guessed: right once in 31.
-    known = events.untouched[asked].double()
-    known = known + (1 - known) / MODULUS
+    known = expected_right(events.untouched[asked])
     columns = torch.stack(
         [torch.ones(len(right), dtype=torch.float64), right.mean(-1), right.prod(-1), known.mean(-1), known.prod(-1)], -1
     )

@@ -8,11 +8,12 @@ because an operation of F_31 is not a real-linear map of an embedded value.
 Protocol. The nonreducible library (13 operations that generate GL(4, F_31)), 256 keys of which 32 are active; models of width
 128 with 4 layers; AdamW 5e-4, weight decay 0.01, batch 16, length 512, gradient norm clipped at 1.0, evaluation at the
 training length every 250 steps; final evaluation at 128, 512, 2048 and 4096 events on 640 examples. Preset `paper`: 5,000
-steps, 3 seeds; `quick`: 1,000 steps, 1 seed.
+steps, 3 seeds, from the start that learns (`MqarConfig.start`), the same for every row as far as it has the part; `quick`:
+1,000 steps, 1 seed, from the start of a Mamba-style layer.
 
 Beside the six models stands a predictor that knows every coordinate no operation has touched since its binding and guesses
-the others: what a model can score without transporting anything. Accuracies are also kept by the number of operations since
-the binding.
+the others: what a model can score without transporting anything; and predictors that carry out one, two or three operations
+(`ceilings.py`). Accuracies are also kept by the number of operations since the binding.
 
 Expected (paper, length 4096, exact): GRU 0.016, Transformer 0.002, Free enc/dec 0.009, No-right 0.016, DirectGen 0.036,
 StructGen-Split 0.033; predictor 0.015.
@@ -25,6 +26,7 @@ from functools import partial
 
 import torch
 
+from shippo_ssm.experiments.mqar.ceilings import by_active_keys, by_length
 from shippo_ssm.experiments.mqar.figures import mqar_figure
 from shippo_ssm.experiments.mqar.model import MqarConfig, build_model, weights_folder
 from shippo_ssm.experiments.mqar.recall import flatten_scores, query_loss, scores_of_lengths, train_recall
@@ -35,8 +37,8 @@ from shippo_ssm.models import SequenceModel, save_checkpoint
 from shippo_ssm.tasks.mqar import MODULUS, WIDTH
 
 LENGTHS = (128, 512, 2048, 4096)
-# A fifth of the steps and one seed; small models for a few steps, in seconds.
-QUICK = MqarConfig(steps=1000, num_seeds=1)
+# A fifth of the steps and one seed, from the start of the first version; small models for a few steps, in seconds.
+QUICK = MqarConfig(steps=1000, num_seeds=1, start="paper")
 SMOKE = MqarConfig(
     d_model=32, n_layers=1, d_state=8, length=64, steps=6, num_seeds=1, batch=4,
     eval_every=3, curve_examples=4, eval_examples=4, eval_lengths=(128, 512),
@@ -90,7 +92,7 @@ def train(config: MqarConfig, seeds: tuple[int, ...], session: Session) -> RowRe
 
 
 def _untouched(config: MqarConfig, seed: int) -> RowResult:
-    """The predictor's accuracies under the names of a model's."""
+    """The predictor's accuracies under the names of a model's, beside those of other predictors (`ceilings.py`)."""
     blank = torch.zeros(1).expand(WIDTH, MODULUS)
     parts = scores_of_lengths(
         config, lambda length: config.task(seed, length), lambda tokens: blank.expand(*tokens.shape[:-1], -1, -1)
@@ -99,7 +101,10 @@ def _untouched(config: MqarConfig, seed: int) -> RowResult:
         {name.removeprefix("untouched_"): numbers for name, numbers in found.items() if name.startswith("untouched_")}
         for found in flatten_scores(measure(parts))
     )
-    return RowResult(metrics=metrics, curves={"step": [], **profiles})
+    known = by_length(lambda length: config.task(seed, length), config.eval_lengths, config.eval_examples)
+    keys = by_active_keys(config.task(seed), config.eval_lengths, max(1, config.eval_examples // 4))
+    metrics |= {name: [number] for name, number in known.items()}
+    return RowResult(metrics=metrics, curves={"step": [], **profiles}, notes={"active_keys": keys})
 
 
 @by_row

@@ -56,6 +56,14 @@ def name_axes(by_length: Axes, lengths: list[int], by_operations: Axes) -> None:
     _log_axis(by_operations, [0, 1, 3, 7, 15, 31, 63, 127], "operations since the binding", shift=1)
 
 
+def _ceilings(axes: Axes, row: FinishedRow | None, key: str) -> None:
+    """What predictors score that carry out one, two and three operations; a result of before they were counted has none."""
+    for count in (1, 2, 3):
+        if row is not None and f"within_{count}_{key}_{row.config['eval_lengths'][0]}" in row.metrics:
+            label = "and all after at most 1, 2, 3 operations" if count == 1 else None
+            against_length(axes, row, f"within_{count}_{key}", color=PAPER, linestyle=":", linewidth=1, label=label)
+
+
 def coloured(result: Result) -> list[tuple[FinishedRow, str]]:
     """The models of a result, each with its colour."""
     rows = [row for name, row in result.rows.items() if name != "untouched"]
@@ -77,6 +85,7 @@ def mqar_figure(result: Result, path: Path) -> None:
             against_length(top, row, key, color=colour, label=row.label)
             against_operations(bottom, row, f"{key}_{shown}", color=colour)
         against_length(top, first, f"untouched_{key}", **KNOWN)
+        _ceilings(top, result.rows.get("untouched"), key)
         against_operations(bottom, first, f"untouched_{key}_{shown}", **KNOWN)
         name_axes(top, lengths, bottom)
         top.set_title(label)
