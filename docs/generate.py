@@ -4,6 +4,7 @@ from pathlib import Path
 
 import architecture
 import beside
+import ceilings
 import decoding
 import front
 import gpu
@@ -25,5 +26,6 @@ if __name__ == "__main__":
     turning.write(root)
     decoding.write(root)
     beside.write(root)
+    ceilings.write(root)
     notebook.write(root)
     front.write(root)

@@ -155,6 +155,14 @@ def test_the_page_on_clusters_shows_its_script_and_result():
     assert "| groups G | 64 |" in larger.table(larger.Cluster(d_model=128))
 
 
+def test_the_page_on_reading_shows_its_predictors():
+    from docs import ceilings
+
+    page = (ROOT / ceilings.PAGE).read_text()
+    assert page == ceilings.with_numbers(page, ROOT)
+    assert "| 32 | " in ceilings.predictors(ROOT)
+
+
 def test_the_page_on_decoding_shows_its_result():
     from docs import decoding
 

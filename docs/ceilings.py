@@ -1,0 +1,46 @@
+"""The tables of predictors on the page "How we read the paper", from the row `untouched` of `results/mqar.json`."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from shippo_ssm.experiments.mqar.ceilings import PREDICTORS
+
+PAGE, RESULT = Path("docs", "reading.md"), Path("results", "mqar.json")
+MARKS = ("<!-- generated: ceilings -->\n", "<!-- end -->\n")
+
+
+def table(head: str, lines: dict[str, dict[str, Any]], lengths: list[int], name: str) -> list[str]:
+    """A line per entry with coordinate / exact accuracy of the predictor `name` at every length."""
+    rows = [f"| {head} | {' | '.join(f'{length:,} events' for length in lengths)} |", f"|{'---|' * (len(lengths) + 1)}"]
+    for label, numbers in lines.items():
+        cells = (f"{numbers[f'{name}_coordinate_{n}']:.3f} / {numbers[f'{name}_exact_{n}']:.3f}" for n in lengths)
+        rows.append(f"| {label} | {' | '.join(cells)} |")
+    return rows
+
+
+def predictors(root: Path) -> str:
+    """What every predictor scores, and the first of them by the number of active keys."""
+    rows = json.loads((root / RESULT).read_text(encoding="utf-8"))["rows"]
+    row = next(row for row in rows if row["name"] == "untouched")
+    lengths, found = row["config"]["eval_lengths"], {name: mean[0] for name, mean in row["metrics"].items()}
+    known = []
+    for name, (words, _) in PREDICTORS.items():
+        lines = table("known, the rest guessed", {words: found}, lengths, name)
+        known += lines if not known else lines[2:]
+    keys = table("active keys", row["notes"]["active_keys"], lengths, "untouched")
+    return "\n".join([*known, "", "Untouched coordinates, by the number of active keys:", "", *keys, ""])
+
+
+def with_numbers(page: str, root: Path) -> str:
+    """The page with its tables between the marks."""
+    before, rest = page.split(MARKS[0])
+    return before + MARKS[0] + predictors(root) + MARKS[1] + rest.split(MARKS[1])[1]
+
+
+def write(root: Path) -> None:
+    """Renew the tables of the page."""
+    page = root / PAGE
+    page.write_text(with_numbers(page.read_text(encoding="utf-8"), root), encoding="utf-8")
