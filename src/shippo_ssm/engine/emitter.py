@@ -11,6 +11,8 @@ Python's and therefore unrolled, while `Emitter.blocks` and `Variable` make a lo
             total.set(emit.fma(emit.load(x, n), emit.load(y, n), total.get()))
         emit.store_sums(out, i, [total.get()])
 
+An array of int16 holds the bits of bfloat16 numbers, which NumPy does not know.
+
 LLVM's own vectorisers give up where arrays may overlap or a loop writes several of them; here the shape of the machine
 code is the shape of the trace. A vector wider than the processor's registers is split by LLVM, so a trace is portable.
 """
@@ -25,7 +27,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-__all__ = ["Emitter", "Pointer", "Variable", "register_lanes", "simd", "simd_lanes"]
+__all__ = ["Emitter", "Pointer", "Variable", "register_lanes", "simd", "simd_lanes", "tile_columns"]
 
 # Explicit mantissa bits, largest exponent, and degree of the polynomial for 2^f on |f| <= 1/2.
 _FORMATS = {"float32": (23, 127, 5), "float64": (52, 1023, 11)}
@@ -46,10 +48,19 @@ def simd_lanes(dtype: str, length: int) -> int:
 
 def register_lanes(dtype: str) -> int:
     """Lanes of one vector register of this processor, at least four."""
+    return max(4, (64 if _has_avx512() else 32) // np.dtype(dtype).itemsize)
+
+
+def tile_columns(dtype: str, lanes: int) -> int:
+    """Columns of a tile of vectors of `lanes`: its sums take half of the processor's vector registers, its operands the rest."""
+    registers = 32 if _has_avx512() else 16
+    return max(1, registers // 2 * register_lanes(dtype) // max(lanes, register_lanes(dtype)))
+
+
+def _has_avx512() -> bool:
     from llvmlite import binding
 
-    register = 64 if binding.get_host_cpu_features().get("avx512f") else 32
-    return max(4, register // np.dtype(dtype).itemsize)
+    return bool(binding.get_host_cpu_features().get("avx512f"))
 
 
 def simd(dtype: str, lanes: int) -> Callable[[Callable[..., None]], Any]:
@@ -62,7 +73,8 @@ def simd(dtype: str, lanes: int) -> Callable[[Callable[..., None]], Any]:
             def generate(context: Any, builder: Any, signature: Any, arguments: Sequence[Any]) -> Any:
                 def operand(kind: Any, argument: Any) -> Any:
                     if isinstance(kind, types.Array):
-                        return Pointer(context.make_array(kind)(context, builder, argument).data)
+                        storage = "bfloat16" if kind.dtype == types.int16 else ""
+                        return Pointer(context.make_array(kind)(context, builder, argument).data, storage)
                     if isinstance(kind, types.BaseNamedTuple):
                         record: Any = kind
                         fields = cgutils.unpack_tuple(builder, argument, len(record))
@@ -180,6 +192,17 @@ class Emitter:
         with cgutils.for_range(self.builder, self._as_index(length)) as loop:
             yield loop.index
 
+    def strips(self, length: int, size: int) -> Iterator[tuple[Any, int]]:
+        """(start, count) of the strips of `size` that cover `range(length)`: a run-time loop, and the rest as one more."""
+        whole, rest = divmod(length, size)
+        if whole == 1:
+            yield self._as_index(0), size
+        elif whole:
+            for strip in self.each(whole):
+                yield self.times(strip, size), size
+        if rest:
+            yield self._as_index(whole * size), rest
+
     def pointer(self, address: Any, storage: str) -> Pointer:
         """The array of `storage` numbers that an integer argument is the address of; see `Pointer` for short ones."""
         if storage not in _SHORT:
@@ -228,10 +251,10 @@ class Emitter:
             vector = self.builder.insert_element(vector, element, self._lane(lane))
         return vector
 
-    def store(self, array: Pointer, index: Any, vector: Any, *, padded: bool = False) -> None:
-        """Write the block of `array` that starts at `index`."""
+    def store(self, array: Pointer, index: Any, vector: Any, *, padded: bool = False, streamed: bool = False) -> None:
+        """Write the block of `array` that starts at `index`; past the caches where it is `streamed` and a whole, aligned block."""
         if padded or self._active == self.lanes:
-            self._store(vector, array, index)
+            self._store(vector, array, index, streamed)
             return
         for lane in range(self._active):
             self._store(self.builder.extract_element(vector, self._lane(lane)), array, self.at(index, lane))
@@ -247,15 +270,34 @@ class Emitter:
         )
         return self._shuffle(first, first, [0] * self.lanes)
 
+    def widened(self, array: Pointer, index: Any, length: int) -> tuple[Pointer, Any]:
+        """Where array[index : index + length] stands as numbers that can be splat one by one: short ones are copied first."""
+        from numba.core import cgutils
+
+        if not array.storage:
+            return array, index
+        room = cgutils.alloca_once(self.builder, self._ir.ArrayType(self.scalar, length))
+        copy = Pointer(self.builder.bitcast(room, self.scalar.as_pointer()))
+        for start in range(0, length, self.lanes):
+            count = min(self.lanes, length - start)
+            kind = self.scalar if count == 1 else self._ir.VectorType(self.scalar, count)
+            self._store(self._load(kind, array, self.at(index, start)), copy, start)
+        return copy, 0
+
     def lane(self, vector: Any, lane: int) -> Any:
         """One lane of a vector, of any length, in every lane."""
         return self._shuffle(vector, vector, [lane] * self.lanes)
 
     def prefetch(self, array: Pointer, index: Any, length: int) -> None:
-        """Ask for the cache lines of array[index : index + length]; an address outside the array does no harm."""
+        """Ask for the cache lines of array[index : index + length]; an address outside the array does no harm.
+
+        Rows shorter than a line are left out: the processor follows such a dense stream by itself.
+        """
         from numba.core import cgutils
 
-        line = 64 // self._itemsize
+        line = 8 * 64 // _SHORT.get(array.storage, 8 * self._itemsize)
+        if length < line:
+            return
         byte = self._ir.IntType(8).as_pointer()
         flag = self._ir.IntType(32)
         kind = self._ir.FunctionType(self._ir.VoidType(), [byte, flag, flag, flag])
@@ -336,14 +378,14 @@ class Emitter:
             vector = self.builder.fadd(self._shuffle(vector, vector, low), self._shuffle(vector, vector, high))
         return vector
 
-    def store_sums(self, array: Pointer, index: Any, vectors: Sequence[Any]) -> None:
-        """array[index + i] = sum over the lanes of vectors[i]."""
+    def store_sums(self, array: Pointer, index: Any, vectors: Sequence[Any], *, streamed: bool = False) -> None:
+        """array[index + i] = sum over the lanes of vectors[i]; `streamed` as in `store`, four at a time."""
         for first in range(0, len(vectors), 4):
             four = list(vectors[first : first + 4])
             count = len(four)
             sums = self._four_sums(four + [four[-1]] * (4 - count))
             if count == 4:
-                self._store(sums, array, self.at(index, first))
+                self._store(sums, array, self.at(index, first), streamed)
                 continue
             for i in range(count):
                 self._store(self.builder.extract_element(sums, self._lane(i)), array, self.at(index, first + i))
@@ -390,7 +432,7 @@ class Emitter:
         loaded.align = self._itemsize
         return loaded
 
-    def _store(self, value: Any, array: Pointer, index: Any) -> None:
+    def _store(self, value: Any, array: Pointer, index: Any, streamed: bool = False) -> None:
         if array.storage:
             assert array.storage == "bfloat16"
             # To the nearest, ties to even; a NaN stays one.
@@ -399,11 +441,15 @@ class Emitter:
             odd = build.and_(build.lshr(bits, number(16)), number(1))
             rounded = build.lshr(build.add(build.add(bits, odd), number(0x7FFF)), number(16))
             rounded = build.select(build.fcmp_unordered("uno", value, value), number(0x7FC0), rounded)
-            stored = build.store(build.trunc(rounded, short), self._element(short, array, index))
-            stored.align = 2
-            return
+            value, size = build.trunc(rounded, short), 2
+        else:
+            size = self._itemsize
         stored = self.builder.store(value, self._element(value.type, array, index))
-        stored.align = self._itemsize
+        stored.align = size
+        if streamed:
+            # A store past the caches must be aligned as a whole.
+            stored.align = size * value.type.count
+            stored.set_metadata("nontemporal", self.builder.module.add_metadata([self._ir.IntType(32)(1)]))
 
     def _integers(self, kind: Any, bits: int) -> tuple[Any, Any, Callable[[int], Any]]:
         """Integers of `bits` and of 32 bits in the place of float32 numbers `kind`, and constants of the latter."""

@@ -169,7 +169,9 @@ def _flatten(record: tuple, kinds: list[Any]) -> tuple:
         if operand is None:
             operand = np.empty(0, kinds[-1])
         elif isinstance(operand, torch.Tensor):
-            operand = operand.detach().contiguous().view(-1).numpy()
+            operand = operand.detach().contiguous().view(-1)
+            # NumPy has no bfloat16: traces know its bits by this dtype.
+            operand = (operand.view(torch.int16) if operand.dtype == torch.bfloat16 else operand).numpy()
         kinds.append(int if isinstance(operand, int) else operand.dtype)
         fields.append(operand)
     return tuple(fields)

@@ -45,7 +45,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from shippo_ssm.engine import Emitter, Pointer, register_lanes, simd, simd_lanes
+from shippo_ssm.engine import LANES, Emitter, Pointer, register_lanes, simd, simd_lanes, tile_columns, transposed
 from shippo_ssm.scan.algebra import Recurrence
 
 __all__ = [
@@ -84,6 +84,8 @@ class Case(NamedTuple):
     """Positions between two kept states."""
     row: int
     """`padded_order`."""
+    streamed: bool = False
+    """Whether gradients go past the caches."""
 
 
 class Items(NamedTuple):
@@ -156,12 +158,11 @@ class Adjoint(NamedTuple):
 
 
 class Place(NamedTuple):
-    """Where one position of one group stands: token and drift row of the operands, old and new state, decay, adjoint, slope."""
+    """Where one position of one group stands: token and drift row of the operands, old state, decay, adjoint, slope."""
 
     u: Any
     d: Any
     old: Any
-    new: Any
     a: Any
     s: Any
     k: Any
@@ -177,6 +178,7 @@ def build_forward(case: Case) -> Any:
     """The forward kernel: y, the final states and, unless `checkpoints` is empty, the state before every chunk."""
     advance, decay = _advance(case, has_output=True), _decay(case)
     order, width, row, chunk, varying = case.order, case.width, case.row, case.chunk, case.varying
+    tiled = width > tile_columns(case.dtype, simd_lanes(case.dtype, order))
     size = width * row
     element = np.dtype(case.dtype).type
 
@@ -184,7 +186,9 @@ def build_forward(case: Case) -> Any:
         (bounds, first_chunk, groups, block), recurrence, initial, y, final, checkpoints = operands
         num_blocks = (groups + block - 1) // block
         ahead = PREFETCH * groups
-        states = np.empty(block * size, element)
+        # A product of several tiles writes a new state beside the old one; a single tile puts it in its place.
+        other = block * size if tiled else 0
+        states = np.empty(block * size + other, element)
         decays = np.empty(block * row, element)
         scratch = Chunk(states, decays)
         for item in range(start, stop):
@@ -198,20 +202,22 @@ def build_forward(case: Case) -> Any:
                     for n in range(order):
                         for p in range(width):
                             states[g * size + p * row + n] = initial[corner + (g * order + n) * width + p]
+            old, new = 0, other
             for low in range(begin, end, chunk):
                 if checkpoints.size:
                     kept = ((first_chunk[sequence] + (low - begin) // chunk) * groups + first) * size
-                    checkpoints[kept : kept + count * size] = states[: count * size]
+                    checkpoints[kept : kept + count * size] = states[old : old + count * size]
                 for t in range(low, min(low + chunk, end)):
                     u = t * groups + first
                     for g in range(count):
                         decay(recurrence, u + g, u + g if varying else first + g, decays, g * row)
                     for g in range(count):
-                        advance(scratch, g * size, g * size, g * row, recurrence, u + g, y, ahead)
+                        advance(scratch, old + g * size, new + g * size, g * row, recurrence, u + g, ahead, y, y)
+                    old, new = new, old
             for g in range(count):
                 for n in range(order):
                     for p in range(width):
-                        final[corner + (g * order + n) * width + p] = states[g * size + p * row + n]
+                        final[corner + (g * order + n) * width + p] = states[old + g * size + p * row + n]
 
     return forward
 
@@ -225,14 +231,14 @@ def build_backward(case: Case) -> Any:
 
     def backward(operands, start, stop):
         (bounds, first_chunk, groups, block), recurrence, checkpoints, dy, dfinal, gradient, dinitial = operands
-        ddrift = gradient.drift
+        ddrift, dread = gradient.drift, gradient.read
         num_blocks = (groups + block - 1) // block
         ahead = PREFETCH * groups
         states = np.empty((chunk + 1) * block * size, element)
         decays = np.empty(chunk * block * row, element)
         adjoint = np.empty(block * size, element)
         slopes = np.empty(block * row, element)
-        scratch, adjoints = Chunk(states, decays), Adjoint(adjoint, np.empty(size, element), slopes)
+        scratch, adjoints = Chunk(states, decays), Adjoint(adjoint, np.empty(2 * size, element), slopes)
         for item in range(start, stop):
             sequence, first = item // num_blocks, item % num_blocks * block
             count = min(block, groups - first)
@@ -254,22 +260,15 @@ def build_backward(case: Case) -> Any:
                         decay(recurrence, u + g, u + g if varying else first + g, decays, (s + g) * row)
                     for g in range(count):
                         old, new = (s + g) * size, (s + g + block) * size
-                        advance(scratch, old, new, (s + g) * row, recurrence, u + g, dy, ahead)
+                        advance(scratch, old, new, (s + g) * row, recurrence, u + g, ahead, dy, dread)
                 # A chunk's share of the drift gradient is summed apart, so that long sequences lose no digits.
                 slopes[:] = 0
                 for t in range(high - 1, low - 1, -1):
                     for g in range(count):
                         u = t * groups + first + g
                         s = (t - low) * block + g
-                        place = Place(
-                            u=u,
-                            d=u if varying else first + g,
-                            old=s * size,
-                            new=(s + block) * size,
-                            a=s * row,
-                            s=g * size,
-                            k=g * row,
-                        )
+                        d = u if varying else first + g
+                        place = Place(u=u, d=d, old=s * size, a=s * row, s=g * size, k=g * row)
                         retreat(place, scratch, adjoints, recurrence, dy, gradient)
                 if not varying:
                     for g in range(count):
@@ -366,113 +365,174 @@ def _decay(case: Case) -> Any:
 
 
 def _advance(case: Case, has_output: bool) -> Any:
-    """One position of one group: the state at `old` gives the state at `new`, and y where that is wanted."""
-    _, order, width, rank, has_right, has_seen, _, _, row = case
+    """One position of one group: the state at `old` gives the state at `new`, and y, or in the backward pass dread."""
+    _, order, width, rank, has_right, has_seen, _, _, row, streamed = case
+    lanes = simd_lanes(case.dtype, order)
+    columns = tile_columns(case.dtype, lanes)
 
-    @simd(case.dtype, simd_lanes(case.dtype, order))
+    @simd(case.dtype, lanes)
     def advance(
-        emit: Emitter, scratch: Chunk, old: Any, new: Any, a: Any, recurrence: Pointers, u: Any, y: Pointer, ahead: Any
+        emit: Emitter,
+        scratch: Chunk,
+        old: Any,
+        new: Any,
+        a: Any,
+        recurrence: Pointers,
+        u: Any,
+        ahead: Any,
+        answer: Pointer,
+        dread: Pointer,
     ) -> None:
         value, write, read, _, _, right, seen = recurrence
         states, decays = scratch
         # Blocks of groups leave gaps between positions that the processor's own prefetching does not jump over.
-        for array, length in ((value, rank * width), (write, rank * order), (read, order), (right, has_right * width**2)):
+        for array, length in ((write, rank * order), (read, order), (right, has_right * width**2)):
             emit.prefetch(array, emit.times(emit.at(u, ahead), length), length)
-        values = _splats(emit, value, emit.times(u, rank * width), rank, width)
-        outputs = [emit.variable() for _ in range(width)]
-        overlaps = [emit.variable() for _ in range(rank * (has_seen and has_output))]
-        for n in emit.blocks(order):
-            left = emit.load(decays, emit.at(a, n), padded=True)
-            state = _rows(emit, states, emit.at(old, n), width, row)
-            if has_right:
-                state = _product(emit, state, right, emit.times(u, width * width))
-            state = moved = [emit.mul(left, x) for x in state]
-            wheres = [emit.load(write, emit.at(emit.times(u, rank * order), n, r * order)) for r in range(rank)]
-            for where, line in zip(wheres, values):
-                state = [emit.fma(where, x, h) for x, h in zip(line, state)]
-            for p in range(width):
-                emit.store(states, emit.at(new, n, p * row), state[p], padded=True)
-            if has_output:
-                readout = emit.load(read, emit.at(emit.times(u, order), n))
-                for output, h in zip(outputs, moved if has_seen else state):
-                    output.set(emit.fma(readout, h, output.get()))
-                for overlap, where in zip(overlaps, wheres):
-                    overlap.set(emit.fma(readout, where, overlap.get()))
-        if has_output:
+        sources = emit.times(u, rank * width)
+        value, first = emit.widened(value, sources, rank * width)
+        if has_right:
+            right, matrix = emit.widened(right, emit.times(u, width * width), width * width)
+        cotangents, own = [], []
+        if not has_output:
+            (cotangents,) = _splats(emit, *emit.widened(answer, emit.times(u, width), width), 1, width)
+            if has_seen:
+                own = [emit.dot(line, cotangents) for line in _splats(emit, seen, sources, rank, width)]
+
+        def store_dread(n: Any, rows: list[Any], wheres: list[Any]) -> None:
+            total = emit.dot(rows, cotangents)
+            for c, where in zip(own, wheres):
+                total = emit.fma(c, where, total)
+            emit.store(dread, emit.at(emit.times(u, order), n), total, streamed=streamed)
+
+        def load_wheres(n: Any) -> list[Any]:
+            return [emit.load(write, emit.at(emit.times(u, rank * order), n, r * order)) for r in range(rank)]
+
+        for q, count in emit.strips(width, columns):
+            values = [_splats(emit, value, emit.at(first, q, r * width), 1, count)[0] for r in range(rank)]
+            outputs = [emit.variable() for _ in range(count * has_output)]
+            overlaps = [emit.variable() for _ in range(rank * (has_seen and has_output))]
+            for n in emit.blocks(order):
+                left = emit.load(decays, emit.at(a, n), padded=True)
+                if has_right:
+                    rows = _rows(emit, states, emit.at(old, n), width, row)
+                    state = _product(emit, rows, right, emit.at(matrix, q), count, 1)
+                else:
+                    state = _rows(emit, states, emit.at(old, n, emit.times(q, row)), count, row)
+                state = moved = [emit.mul(left, x) for x in state]
+                wheres = load_wheres(n)
+                for where, line in zip(wheres, values):
+                    state = [emit.fma(where, x, h) for x, h in zip(line, state)]
+                for p, h in enumerate(state):
+                    emit.store(states, emit.at(new, n, emit.times(emit.at(q, p), row)), h, padded=True)
+                shown = moved if has_seen else state
+                if has_output:
+                    readout = emit.load(read, emit.at(emit.times(u, order), n))
+                    for output, h in zip(outputs, shown):
+                        output.set(emit.fma(readout, h, output.get()))
+                    for overlap, where in zip(overlaps, wheres):
+                        overlap.set(emit.fma(readout, where, overlap.get()))
+                elif count == width:
+                    store_dread(n, shown, wheres)
             for r, overlap in enumerate(overlaps):
                 for p, output in enumerate(outputs):
-                    own = emit.splat(seen, emit.at(emit.times(u, rank * width), r * width + p))
-                    output.set(emit.fma(overlap.get(), own, output.get()))
-            emit.store_sums(y, emit.times(u, width), [output.get() for output in outputs])
+                    shown = emit.splat(seen, emit.at(sources, q, r * width + p))
+                    output.set(emit.fma(overlap.get(), shown, output.get()))
+            if has_output:
+                emit.store_sums(answer, emit.at(emit.times(u, width), q), [output.get() for output in outputs])
+        if not has_output and width > columns:
+            for n in emit.blocks(order):
+                rows, wheres = _rows(emit, states, emit.at(new, n), width, row), load_wheres(n)
+                if has_seen:
+                    # What was moved here, without the source of its own.
+                    for where, line in zip(wheres, _splats(emit, value, first, rank, width)):
+                        rows = [emit.sub(h, emit.mul(where, x)) for x, h in zip(line, rows)]
+                store_dread(n, rows, wheres)
 
     return advance
 
 
 def _retreat(case: Case) -> Any:
     """One position of one group, backwards: the adjoint at `s` of the new state becomes that of the old one."""
-    dtype, order, width, rank, has_right, has_seen, varying, _, row = case
+    dtype, order, width, rank, has_right, has_seen, varying, _, row, streamed = case
     # The sums of this step fill the registers already: a vector may take no more than one.
     lanes = min(simd_lanes(dtype, order), register_lanes(dtype))
+    columns = tile_columns(dtype, lanes)
+    # A product of more than one tile reads its rows from scratch.
+    tiled = has_right and width > columns
+    across = tiled and width % LANES == 0 and order % LANES == 0
 
     @simd(dtype, lanes)
     def retreat(
         emit: Emitter, place: Place, scratch: Chunk, adjoints: Adjoint, recurrence: Pointers, dy: Pointer, out: Pointers
     ) -> None:
-        u, d, old, new, a, s, k = place
+        u, d, old, a, s, k = place
         value, write, read, step, drift, right, seen = recurrence
         (states, decays), (adjoint, moved, slopes) = scratch, adjoints
-        values = _splats(emit, value, emit.times(u, rank * width), rank, width)
-        (cotangents,) = _splats(emit, dy, emit.times(u, width), 1, width)
+        values = _splats(emit, *emit.widened(value, emit.times(u, rank * width), rank * width), rank, width)
+        (cotangents,) = _splats(emit, *emit.widened(dy, emit.times(u, width), width), 1, width)
         rate = emit.splat(step, u)
+        dmatrix = emit.times(u, width * width)
+        right, matrix = emit.widened(right, dmatrix, width * width) if has_right else (right, dmatrix)
         dvalues = [[emit.variable() for _ in range(width)] for _ in range(rank)]
         dsteps = emit.variable()
-        own, extra, overlaps = [], [], []
+        own, overlaps = [], []
         if has_seen:
-            lines = _splats(emit, seen, emit.times(u, rank * width), rank, width)
-            own = [emit.dot(line, cotangents) for line in lines]
-            extra = [emit.sub(c, emit.dot(line, cotangents)) for c, line in zip(own, values)]
+            own = [emit.dot(line, cotangents) for line in _splats(emit, seen, emit.times(u, rank * width), rank, width)]
             overlaps = [emit.variable() for _ in range(rank)]
+
+        def store_slope(n: Any, lower: list[Any]) -> None:
+            slope = emit.dot(_rows(emit, states, emit.at(old, n), width, row), lower)
+            dsteps.set(emit.fma(slope, emit.load(drift, emit.at(emit.times(d, order), n)), dsteps.get()))
+            if varying:
+                emit.store(out.drift, emit.at(emit.times(u, order), n), emit.mul(slope, rate))
+            else:
+                total = emit.load(slopes, emit.at(k, n), padded=True)
+                emit.store(slopes, emit.at(k, n), emit.fma(slope, rate, total), padded=True)
+
         for n in emit.blocks(order):
-            token = emit.at(emit.times(u, order), n)
-            readout = emit.load(read, token)
+            readout = emit.load(read, emit.at(emit.times(u, order), n))
             later = _rows(emit, adjoint, emit.at(s, n), width, row)
             upper = [emit.fma(readout, c, x) for c, x in zip(cotangents, later)]
             source_adjoint = later if has_seen else upper
-            dreadout = emit.dot(_rows(emit, states, emit.at(new, n), width, row), cotangents)
             for r in range(rank):
                 source = emit.at(emit.times(u, rank * order), n, r * order)
                 where = emit.load(write, source)
                 dwhere = emit.dot(source_adjoint, values[r])
                 if has_seen:
-                    dreadout = emit.fma(extra[r], where, dreadout)
                     dwhere = emit.fma(own[r], readout, dwhere)
                     overlaps[r].set(emit.fma(readout, where, overlaps[r].get()))
-                emit.store(out.write, source, dwhere)
+                emit.store(out.write, source, dwhere, streamed=streamed)
                 for total, x in zip(dvalues[r], source_adjoint):
                     total.set(emit.fma(where, x, total.get()))
-            emit.store(out.read, token, dreadout)
             left = emit.load(decays, emit.at(a, n), padded=True)
             lower = [emit.mul(left, x) for x in upper]
             if has_right:
                 for p in range(width):
                     emit.store(moved, emit.at(n, p * row), lower[p], padded=True)
-                lower = _product(emit, lower, right, emit.times(u, width * width), transpose=True)
-            for p in range(width):
-                emit.store(adjoint, emit.at(s, n, p * row), lower[p], padded=True)
-            slope = emit.dot(_rows(emit, states, emit.at(old, n), width, row), lower)
-            dsteps.set(emit.fma(slope, emit.load(drift, emit.at(emit.times(d, order), n)), dsteps.get()))
-            if varying:
-                emit.store(out.drift, token, emit.mul(slope, rate))
-            else:
-                total = emit.load(slopes, emit.at(k, n), padded=True)
-                emit.store(slopes, emit.at(k, n), emit.fma(slope, rate, total), padded=True)
+            if has_right and not tiled:
+                lower = _product(emit, lower, right, matrix, width, width)
+            if not tiled:
+                for p in range(width):
+                    emit.store(adjoint, emit.at(s, n, p * row), lower[p], padded=True)
+                store_slope(n, lower)
         emit.store_sums(out.value, emit.times(u, rank * width), [total.get() for line in dvalues for total in line])
-        emit.store_sums(out.step, u, [dsteps.get()])
         for r, overlap in enumerate(overlaps):
             parts = [emit.mul(overlap.get(), c) for c in cotangents]
             emit.store_sums(out.seen, emit.at(emit.times(u, rank * width), r * width), parts)
-        if has_right:
-            _store_dright(emit, states, old, moved, out.right, emit.times(u, width * width))
+        if tiled:
+            for p, count in emit.strips(width, columns):
+                for n in emit.blocks(order):
+                    rows = _rows(emit, moved, n, width, row)
+                    lower = _product(emit, rows, right, emit.at(matrix, emit.times(p, width)), count, width)
+                    for i, x in enumerate(lower):
+                        emit.store(adjoint, emit.at(s, n, emit.times(emit.at(p, i), row)), x, padded=True)
+            for n in emit.blocks(order):
+                store_slope(n, _rows(emit, adjoint, emit.at(s, n), width, row))
+        emit.store_sums(out.step, u, [dsteps.get()])
+        if across:
+            _store_dright_across(emit, states, old, moved, out.right, dmatrix)
+        elif has_right:
+            _store_dright(emit, states, old, moved, out.right, dmatrix)
 
     def _store_dright(emit: Emitter, states: Pointer, old: Any, moved: Pointer, dright: Pointer, start: Any) -> None:
         # H_old^T M in tiles of two by four: eight sums, six operands, within sixteen registers.
@@ -486,7 +546,30 @@ def _retreat(case: Case) -> Any:
                         for total, m in zip(line, columns):
                             total.set(emit.fma(h, m, total.get()))
                 for p, line in enumerate(tile, start=top):
-                    emit.store_sums(dright, emit.at(start, p * width + left), [total.get() for total in line])
+                    emit.store_sums(dright, emit.at(start, p * width + left), [total.get() for total in line], streamed=streamed and width % 4 == 0)
+
+    def _store_dright_across(emit: Emitter, states: Pointer, old: Any, moved: Pointer, dright: Pointer, start: Any) -> None:
+        # The same with lanes along the columns of M, which is turned into [N, P] behind itself: no sum over lanes is left.
+        eight = Emitter(emit.builder, dtype, LANES)
+        turned = emit.at(width * row)
+        for p in range(0, width, LANES):
+            for n in eight.blocks(order):
+                columns = transposed(eight, _rows(eight, moved, emit.at(n, p * row), LANES, row))
+                for i, column in enumerate(columns):
+                    eight.store(moved, emit.at(turned, emit.times(emit.at(n, i), width), p), column, padded=True)
+        line = Emitter(emit.builder, dtype, simd_lanes(dtype, width))
+        for p, count in emit.strips(width, tile_columns(dtype, line.lanes)):
+            for q in line.blocks(width):
+                tile = [line.variable() for _ in range(count)]
+                for n in emit.each(order // 4):
+                    for i in range(4):
+                        m = emit.at(emit.times(n, 4), i)
+                        row_of_m = line.load(moved, emit.at(turned, emit.times(m, width), q), padded=True)
+                        for j, total in enumerate(tile):
+                            h = line.splat(states, emit.at(old, m, emit.times(emit.at(p, j), row)))
+                            total.set(line.fma(h, row_of_m, total.get()))
+                for j, total in enumerate(tile):
+                    line.store(dright, emit.at(start, emit.times(emit.at(p, j), width), q), total.get(), streamed=streamed)
 
     return retreat
 
@@ -532,7 +615,7 @@ def _turn(case: Case, mirrored: bool, many: int) -> Any:
 
 def _gather(case: Case, mirrored: bool, many: int) -> Any:
     """`many` positions of one group: (D * write) (value^T W) of each into the update, and their decays into D."""
-    _, order, width, rank, has_right, _, varying, _, row = case
+    _, order, width, rank, has_right, _, varying, _, row, _ = case
     wide = padded_order("float64", width)
 
     @simd(case.dtype, simd_lanes(case.dtype, order))
@@ -569,13 +652,17 @@ def _gather(case: Case, mirrored: bool, many: int) -> Any:
     return gather
 
 
-def _product(emit: Emitter, rows: list[Any], matrix: Pointer, start: Any, transpose: bool = False) -> list[Any]:
-    """rows [P] times the P x P matrix: one row after another, so that a matrix entry is loaded right where it is used."""
+def _product(emit: Emitter, rows: list[Any], matrix: Pointer, start: Any, count: int, stride: int) -> list[Any]:
+    """rows [P] times `count` columns of a P x P matrix, the first at `start`, one every `stride` numbers.
+
+    One row after another, so that a matrix entry is loaded right where it is used.
+    """
     width = len(rows)
-    result: list[Any] = [None] * width
+    down = width // stride
+    result: list[Any] = [None] * count
     for p, x in enumerate(rows):
-        for q in range(width):
-            entry = emit.splat(matrix, emit.at(start, q * width + p if transpose else p * width + q))
+        for q in range(count):
+            entry = emit.splat(matrix, emit.at(start, p * down + q * stride))
             result[q] = emit.mul(x, entry) if p == 0 else emit.fma(x, entry, result[q])
     return result
 

@@ -126,8 +126,10 @@ def transport_scan(
         part = _agree(given, initial_state, output_final_state, cu_seqlens, group)
         cu_seqlens = None if cu_seqlens is None else part.bounds("transport_scan", cu_seqlens)
         initial_state = None if initial_state is None else part.first(initial_state)
-    # Triton's kernels load half precision as it is: half the bytes. The summaries of a part take one dtype.
-    recurrence = given.normalised(cast=part is not None or _choose(backend, *given, initial_state)[0] != "triton")
+    # Kernels load half precision as it is: half the bytes. The summaries of a part take one dtype.
+    chosen = _choose(backend, *given, initial_state)[0]
+    as_it_is = chosen == "triton" or (chosen == "fused" and all(t is None or t.dtype != torch.float16 for t in given))
+    recurrence = given.normalised(cast=part is not None or not as_it_is)
     y, final_state = scan(
         recurrence,
         initial_state=None if initial_state is None else initial_state.to(compute_dtype(value.dtype)),

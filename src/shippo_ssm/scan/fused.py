@@ -17,7 +17,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from shippo_ssm.engine import launch
+from shippo_ssm._dtypes import compute_dtype
+from shippo_ssm.engine import LANES, launch, recycled
 from shippo_ssm.scan._fused_kernels import (
     Backward,
     Case,
@@ -37,7 +38,9 @@ WIDEST = 16
 _ITEMS_PER_THREAD = 4
 # Bytes of recomputed states that one backward item keeps: they are written and read again, and should stay in cache.
 _BACKWARD_SCRATCH = 1 << 19
-# Bytes from which NumPy takes large pages.
+# Bytes of `write` from which gradients are streamed past the caches: nobody finds them there later.
+_STREAMED = 1 << 23
+# Bytes from which memory is recycled, and NumPy takes large pages.
 _LARGE = 1 << 22
 
 
@@ -63,8 +66,9 @@ def summary(recurrence: Recurrence, cu_seqlens: Tensor | None = None, *, mirrore
     case = _make_case(value.dtype, *sizes, right is not None, False, drift.ndim == 4)
     count, items = _items(value, cu_seqlens, case.chunk, value.shape[2])
     corner = (len(items.first_chunk), value.shape[2])
-    left, update = value.new_empty(*corner, case.order), value.new_empty(*corner, case.order, case.width)
-    turned = None if right is None else value.new_empty(*corner, case.width, case.width)
+    dtype = compute_dtype(value.dtype)
+    left, update = value.new_empty(*corner, case.order, dtype=dtype), value.new_empty(*corner, case.order, case.width, dtype=dtype)
+    turned = None if right is None else value.new_empty(*corner, case.width, case.width, dtype=dtype)
     # The kernel looks at neither `read` nor `seen`.
     record = recurrence._replace(read=write, seen=None)
     launch(build_summary, count, Summary(items, record, left, turned, update), case=case, mirrored=mirrored)
@@ -262,11 +266,15 @@ def _backward(
     dinitial: Tensor,
 ) -> None:
     value = recurrence.value
-    per_group = case.chunk * case.order * case.width * value.element_size()
+    dtype = compute_dtype(value.dtype)
+    per_group = case.chunk * case.order * case.width * dtype.itemsize
     count, items = _items(value, cu_seqlens, case.chunk, _BACKWARD_SCRATCH // max(1, per_group))
     # A constant drift collects one partial per sequence, added in order below: no thread count can change the sum.
-    partials = gradient.drift if case.varying else value.new_zeros(len(items.first_chunk), *recurrence.drift.shape)
+    partials = gradient.drift if case.varying else value.new_zeros(len(items.first_chunk), *recurrence.drift.shape, dtype=dtype)
     results = gradient._replace(drift=partials)
+    # Whole, aligned blocks alone can be streamed.
+    streamed = recurrence.write.nbytes >= _STREAMED and case.order % LANES == 0
+    case = case._replace(streamed=streamed)
     launch(build_backward, count, Backward(items, recurrence, kept, dy, dfinal, results, dinitial), case=case)
     if not case.varying:
         gradient.drift.copy_(torch.from_numpy(partials.numpy().sum(axis=0, dtype=np.float64)))
@@ -282,23 +290,16 @@ def _case(recurrence: Recurrence) -> Case:
 
 @functools.lru_cache
 def _make_case(dtype: torch.dtype, order: int, width: int, rank: int, has_right: bool, has_seen: bool, varying: bool) -> Case:
-    name, chunk = str(dtype).removeprefix("torch."), keep_every(order, width, rank, has_right)
+    name, chunk = str(compute_dtype(dtype)).removeprefix("torch."), keep_every(order, width, rank, has_right)
     return Case(name, order, width, rank, has_right, has_seen, varying, chunk, padded_order(name, order))
 
 
 def allocate(like: Tensor, shape: tuple, dtype: torch.dtype) -> Tensor:
-    """`like.new_empty(shape)`, on large pages where it lies in the memory of a CPU.
-
-    Touching a fresh page costs more than filling it with results: NumPy asks the system for large pages where an array
-    is large, PyTorch's allocator does not.
-    """
+    """`like.new_empty(shape)`, in recycled memory where it is large and lies in the memory of a CPU."""
     num_bytes = math.prod(shape) * dtype.itemsize
     if like.device.type != "cpu" or num_bytes < _LARGE:
         return like.new_empty(shape, dtype=dtype)
-    buffer = np.empty(num_bytes + 64, np.uint8)
-    # Vectors that straddle two cache lines are slow: begin on one.
-    skip = -buffer.ctypes.data % 64
-    return torch.from_numpy(buffer[skip : skip + num_bytes]).view(dtype).view(shape)
+    return torch.from_numpy(recycled(num_bytes)).view(dtype).view(shape)
 
 
 def _items(value: Tensor, cu_seqlens: Tensor | None, chunk: int, most: int) -> tuple[int, Items]:
@@ -323,5 +324,5 @@ def _make_items(bounds: np.ndarray, groups: int, chunk: int, most: int, threads:
     return sequences * -(-groups // block), Items(bounds, np.cumsum(chunks) - chunks, groups, block)
 
 
-# For CPU tensors in float32 or float64 with P <= 16.
+# For CPU tensors in float32, bfloat16 (with states in float32) or float64, with P <= 16.
 run, _scan, _scan_backward = scan_operators("transport_scan", _case, _forward, _backward)
