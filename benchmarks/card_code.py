@@ -52,8 +52,8 @@ def kernels() -> dict[str, Kernel]:
 
     float32, shape = torch.float32, Shape()
     scan: dict[str, Any] = {
-        "N": ORDER, "P": WIDTH, "RANK": 1, "HAS_RIGHT": True, "HAS_SEEN": False, "VARYING": False, "HAS_INITIAL": True,
-        "HAS_BOUNDS": False, "EVEN": True, "DTYPE": "float32", "INDEX": "int32", "seen": None, "bounds": None,
+        "G": shape.groups, "N": ORDER, "P": WIDTH, "RANK": 1, "HAS_RIGHT": True, "HAS_SEEN": False, "VARYING": False, "HAS_INITIAL": True,
+        "HAS_BOUNDS": False, "EVEN": True, "DTYPE": "float32", "seen": None, "bounds": None,
     }  # fmt: skip
     through = {"MIRROR": False, "READS": True, "SUMMARY": False, "KEEP": 0, "kept": None, "left": None, "turned": None}
     through = scan | through
@@ -104,7 +104,7 @@ def compile_kernel(kernel: Kernel, config: Config, target: str) -> Any:
 
     function = getattr(importlib.import_module(f"shippo_ssm.{kernel.room}._triton_kernels"), kernel.function)
     constants: dict[str, Any] = kernel.constants | dict(config.sizes)
-    constants = {name: getattr(tl, value) if name in ("DTYPE", "INDEX") else value for name, value in constants.items()}
+    constants = {name: getattr(tl, value) if name == "DTYPE" else value for name, value in constants.items()}
     scalars = {"length": "i32", "groups": "i32", "crowd": "i32", "count": "i32", "bounds": "*i64", "whose": "*i64"}
     signature = {
         name: "constexpr" if name in constants else scalars.get(name, f"*{kernel.dtype}") for name in function.arg_names

@@ -2,7 +2,8 @@
 
 An item is a row of an array [.., SIZE]. A block of BM items is loaded and stored as one tile [BM, SIZE], so that neighbouring
 lanes touch neighbouring places, and used as numbers, tiles [BM], so that arithmetic needs no exchange between lanes. COUNT rows
-of an item, `stride` rows apart, are one tile [BM, COUNT SIZE].
+of an item, `stride` rows apart, are one tile [BM, COUNT SIZE]. A block is named by its first row, one number of 64 bits for the
+whole program, and the items m = 0 .. BM - 1 in it: what belongs to a lane is then the same wherever the block is.
 """
 
 from __future__ import annotations
@@ -51,31 +52,31 @@ def filled(numbers, SIZE: tl.constexpr):
 
 
 @triton.jit
-def places(u, real, SIZE: tl.constexpr, stride, COUNT: tl.constexpr, limit):
+def places(m, real, SIZE: tl.constexpr, stride, COUNT: tl.constexpr, limit):
     """Where the COUNT rows of an item lie in an array [.., SIZE], and which are meant: all, or the first `limit` rows."""
     k = tl.arange(0, padded(COUNT * SIZE))
     rows = COUNT * SIZE if limit is None else limit * SIZE
-    return (u[:, None] + (k // SIZE * stride)[None, :]) * SIZE + (k % SIZE)[None, :], real[:, None] & (k < rows)[None, :]
+    return (m[:, None] + (k // SIZE * stride)[None, :]) * SIZE + (k % SIZE)[None, :], real[:, None] & (k < rows)[None, :]
 
 
 @triton.jit
-def load_numbers(array, u, real, SIZE: tl.constexpr, DTYPE: tl.constexpr, stride=0, COUNT: tl.constexpr = 1, limit=None):
-    """COUNT rows of an array [.., SIZE] from row u on as COUNT SIZE numbers, and some more to a power of two.
+def load_numbers(array, row, m, real, SIZE: tl.constexpr, DTYPE: tl.constexpr, stride=0, COUNT: tl.constexpr = 1, limit=None):
+    """COUNT rows of an array [.., SIZE] from row + m on as COUNT SIZE numbers, and some more to a power of two.
 
     Zeros where an item is not real, and behind its first `limit` rows.
     """
-    at, here = places(u, real, SIZE, stride, COUNT, limit)
-    return unbind(tl.load(array + at, mask=here, other=0.0).to(DTYPE), padded(COUNT * SIZE))
+    at, here = places(m, real, SIZE, stride, COUNT, limit)
+    return unbind(tl.load(array + row * SIZE + at, mask=here, other=0.0).to(DTYPE), padded(COUNT * SIZE))
 
 
 @triton.jit
-def store_tile(array, u, real, tile, SIZE: tl.constexpr, stride=0, COUNT: tl.constexpr = 1, limit=None):
+def store_tile(array, row, m, real, tile, SIZE: tl.constexpr, stride=0, COUNT: tl.constexpr = 1, limit=None):
     """COUNT rows of an array [.., SIZE] from a tile [BM, COUNT SIZE] that is filled to a power of two."""
-    at, here = places(u, real, SIZE, stride, COUNT, limit)
-    tl.store(array + at, tile.to(array.dtype.element_ty), mask=here)
+    at, here = places(m, real, SIZE, stride, COUNT, limit)
+    tl.store(array + row * SIZE + at, tile.to(array.dtype.element_ty), mask=here)
 
 
 @triton.jit
-def store_numbers(array, u, real, numbers, SIZE: tl.constexpr):
-    """Row u of an array [.., SIZE], from its SIZE numbers."""
-    store_tile(array, u, real, bind(filled(numbers, SIZE), 0, 1, padded(SIZE)), SIZE)
+def store_numbers(array, row, m, real, numbers, SIZE: tl.constexpr):
+    """Row row + m of an array [.., SIZE], from its SIZE numbers."""
+    store_tile(array, row, m, real, bind(filled(numbers, SIZE), 0, 1, padded(SIZE)), SIZE)

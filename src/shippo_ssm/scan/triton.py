@@ -178,15 +178,11 @@ def _arguments(recurrence: Recurrence, cu_seqlens: Tensor | None) -> dict[str, A
     value, write = recurrence.value, recurrence.write
     _, length, groups, rank, width = value.shape
     sequences, _ = _chains(recurrence, cu_seqlens)
-    # Offsets into the largest operands, and into kept states, still fit into 32 bits, which are cheaper.
-    states = len(value) * length // keep_every(width) + sequences
-    most = max(tensor.numel() for tensor in recurrence if tensor is not None)
-    small = max(most, states * groups * write.shape[-1] * width) < 2**31
     return recurrence.map(Tensor.contiguous)._asdict() | {
         "bounds": _contiguous(cu_seqlens),
         "length": length,
-        "groups": groups,
         "crowd": 1 << (sequences * groups - 1).bit_length() if sequences * groups else 0,
+        "G": groups,
         "N": write.shape[-1],
         "P": width,
         "RANK": rank,
@@ -196,7 +192,6 @@ def _arguments(recurrence: Recurrence, cu_seqlens: Tensor | None) -> dict[str, A
         "HAS_BOUNDS": cu_seqlens is not None,
         "EVEN": cu_seqlens is None and length % LONGEST_ROUND == 0,
         "DTYPE": tl.float64 if compute_dtype(value.dtype) == torch.float64 else tl.float32,
-        "INDEX": tl.int32 if small else tl.int64,
     }
 
 
