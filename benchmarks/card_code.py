@@ -104,6 +104,8 @@ def compile_kernel(kernel: Kernel, config: Config, target: str) -> Any:
 
     function = getattr(importlib.import_module(f"shippo_ssm.{kernel.room}._triton_kernels"), kernel.function)
     constants: dict[str, Any] = kernel.constants | dict(config.sizes)
+    if "PACKED" in function.arg_names:
+        constants["PACKED"] = target == "sm_100"
     constants = {name: getattr(tl, value) if name == "DTYPE" else value for name, value in constants.items()}
     scalars = {"length": "i32", "groups": "i32", "crowd": "i32", "count": "i32", "bounds": "*i64", "whose": "*i64"}
     signature = {

@@ -4,7 +4,7 @@ builder + constants, record of operands --launch--> machine code on all threads
 """
 
 from shippo_ssm.engine.blocks import LANES, LaneMap, block_reader, block_writer, transposed
-from shippo_ssm.engine.card import Config, card_obstacle, interpreted, launch_card
+from shippo_ssm.engine.card import Config, card_obstacle, interpreted, launch_card, packs
 from shippo_ssm.engine.compiler import cache_directory
 from shippo_ssm.engine.emitter import Emitter, Pointer, Variable, register_lanes, simd, simd_lanes
 from shippo_ssm.engine.run import launch, launch_integers, parallel_for
@@ -24,6 +24,7 @@ __all__ = [
     "launch",
     "launch_card",
     "launch_integers",
+    "packs",
     "parallel_for",
     "register_lanes",
     "simd",

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from shippo_ssm._private import needs_torch
-from shippo_ssm.engine import launch_card
+from shippo_ssm.engine import launch_card, packs
 from shippo_ssm.scan.triton import configs, obstacle
 
 
@@ -57,6 +57,7 @@ def card_step(
         "HAS_RIGHT": right is not None,
         "VARYING": drift.ndim == 3,
         "DTYPE": tl.float64 if memory.dtype == torch.float64 else tl.float32,
+        "PACKED": packs(memory),
     }
     launch_card(kernels.cell_step, lambda sizes: (-(-groups // sizes["BG"]), batch), arguments, step_configs(order, width))
     return y, after

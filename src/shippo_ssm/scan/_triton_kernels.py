@@ -27,7 +27,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from shippo_ssm.engine._triton_kernels import bind, filled, load_numbers, padded, places, store_tile, unbind
+from shippo_ssm.engine._triton_kernels import add, bind, filled, fma, load_numbers, mul, padded, places, store_tile, unbind
 
 LOG2_E = tl.constexpr(1.4426950408889634)
 
@@ -94,60 +94,72 @@ def zero_state(BG: tl.constexpr, BN: tl.constexpr, P: tl.constexpr, DTYPE: tl.co
 
 
 @triton.jit
-def fold(tiles, COUNT: tl.constexpr, HALVES: tl.constexpr):
-    """The sums over N of COUNT tiles [BG, BN], as one tile [BG, COUNT], filled to a power of two.
+def fold(firsts, seconds, COUNT: tl.constexpr, HALVES: tl.constexpr, PACKED: tl.constexpr):
+    """sum_n firsts[k] seconds[k] for COUNT pairs of tiles [BG, BN], as one tile [BG, COUNT], filled to a power of two.
 
     What lies in one lane, 2^HALVES numbers, is added there; the rest is turned around, so that a lane holds all numbers of one
     sum: this takes one exchange and one addition for a number, where sums by halves would take log2(BN) of both.
     """
     SIZE: tl.constexpr = padded(COUNT)
-    BG: tl.constexpr = tiles[0].shape[0]
-    REST: tl.constexpr = tiles[0].shape[1] // 2**HALVES
-    flat = ()
+    PARTS: tl.constexpr = 2**HALVES
+    BG: tl.constexpr = firsts[0].shape[0]
+    REST: tl.constexpr = firsts[0].shape[1] // PARTS
+    ONE: tl.constexpr = 1 if PACKED else 0
+    products = ()
     for k in tl.static_range(COUNT):
-        flat += (tl.reshape(tiles[k], (BG * tiles[0].shape[1],)),)
-    tile = bind(filled(flat, COUNT), 0, 1, SIZE)
-    for _ in tl.static_range(HALVES):
-        left, right = tl.split(tl.permute(tl.reshape(tile, (tile.shape[0] // 2, 2, SIZE)), (0, 2, 1)))
-        tile = left + right
-    tile = tl.permute(tl.reshape(tile, (BG, REST, SIZE)), (0, 2, 1))
-    columns = unbind(tl.reshape(tile, (BG * SIZE, REST)), REST)
-    total = columns[0]
-    for k in tl.static_range(1, REST):
-        total += columns[k]
-    return tl.reshape(total, (BG, SIZE))
+        a = unbind(tl.reshape(firsts[k], (BG * REST, PARTS)), PARTS)
+        b = unbind(tl.reshape(seconds[k], (BG * REST, PARTS)), PARTS)
+        here = mul(a[0], b[0], ONE)
+        for part in tl.static_range(1, PARTS):
+            here = fma(a[part], b[part], here, ONE)
+        products += (here,)
+    tile = tl.reshape(bind(filled(products, COUNT), 0, 1, SIZE), (BG, REST, SIZE))
+    return tl.reshape(total(tl.reshape(tl.permute(tile, (0, 2, 1)), (BG * SIZE, REST)), REST, PACKED), (BG, SIZE))
 
 
 @triton.jit
-def dot(tiles, numbers, FIRST: tl.constexpr, STRIDE: tl.constexpr, P: tl.constexpr):
+def total(tile, SIZE: tl.constexpr, PACKED: tl.constexpr):
+    """The sums of the rows of a tile [M, SIZE], each in one lane: halves are added to halves."""
+    if SIZE == 1:
+        return tl.reshape(tile, (tile.shape[0],))
+    else:
+        left, right = tl.split(tl.permute(tl.reshape(tile, (tile.shape[0], 2, SIZE // 2)), (0, 2, 1)))
+        return total(add(left, right, PACKED if SIZE > 2 else 0), SIZE // 2, PACKED)
+
+
+@triton.jit
+def dot(tiles, numbers, FIRST: tl.constexpr, STRIDE: tl.constexpr, P: tl.constexpr, PACKED: tl.constexpr):
     """sum_p tiles[p] numbers[FIRST + p STRIDE]."""
-    total = tiles[0] * numbers[FIRST][:, None]
+    result = mul(tiles[0], numbers[FIRST][:, None], PACKED)
     for p in tl.static_range(1, P):
-        total = tl.fma(tiles[p], numbers[FIRST + p * STRIDE][:, None], total)
-    return total
+        result = fma(tiles[p], numbers[FIRST + p * STRIDE][:, None], result, PACKED)
+    return result
 
 
 @triton.jit
-def move(state, left, right, FIRST: tl.constexpr, MIRROR: tl.constexpr, HAS_RIGHT: tl.constexpr, P: tl.constexpr):
+def move(
+    state, left, right, FIRST: tl.constexpr, MIRROR: tl.constexpr, HAS_RIGHT: tl.constexpr, P: tl.constexpr,
+    PACKED: tl.constexpr,
+):  # fmt: skip
     """exp(step drift) * (H right), or with the transpose of `right`, whose numbers begin at FIRST."""
     moved = ()
     for q in tl.static_range(P):
         if HAS_RIGHT:
-            column = dot(state, right, FIRST + q * P, 1, P) if MIRROR else dot(state, right, FIRST + q, P, P)
+            column = dot(state, right, FIRST + q * P, 1, P, PACKED) if MIRROR else dot(state, right, FIRST + q, P, P, PACKED)
         else:
             column = state[q]
-        moved += (left * column,)
+        moved += (mul(column, left, PACKED),)
     return moved
 
 
 @triton.jit
-def add_source(moved, write, value, FIRST: tl.constexpr, RANK: tl.constexpr, P: tl.constexpr):
+def add_source(moved, write, value, FIRST: tl.constexpr, RANK: tl.constexpr, P: tl.constexpr, PACKED: tl.constexpr):
     """M + write value^T, with the numbers of `value` from FIRST on."""
     state = ()
     for p in tl.static_range(P):
         column = moved[p]
         for r in tl.static_range(RANK):
-            column = tl.fma(write[r], value[FIRST + r * P + p][:, None], column)
+            column = fma(write[r], value[FIRST + r * P + p][:, None], column, PACKED)
         state += (column,)
     return state
 
@@ -192,13 +204,14 @@ def scan(
     value, write, read, step, drift, right, seen, initial, bounds, y, final, kept, left, turned, length, crowd,
     G: tl.constexpr, N: tl.constexpr, P: tl.constexpr, RANK: tl.constexpr, HAS_RIGHT: tl.constexpr, HAS_SEEN: tl.constexpr,
     VARYING: tl.constexpr, HAS_INITIAL: tl.constexpr, HAS_BOUNDS: tl.constexpr, MIRROR: tl.constexpr, READS: tl.constexpr,
-    SUMMARY: tl.constexpr, KEEP: tl.constexpr, EVEN: tl.constexpr, DTYPE: tl.constexpr, BG: tl.constexpr,
+    SUMMARY: tl.constexpr, KEEP: tl.constexpr, EVEN: tl.constexpr, DTYPE: tl.constexpr, PACKED: tl.constexpr, BG: tl.constexpr,
     BT: tl.constexpr, HALVES: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
     """The final states; with READS also y; unless KEEP is 0 the state before every KEEP positions of a sequence; as a SUMMARY
     the products of the left and of the right factors. A mirror that keeps the states behind every KEEP positions has no use for
     the first of them, and ends there."""
     BN: tl.constexpr = padded(N)
+    PAIRS: tl.constexpr = 2 if PACKED and HALVES else 0
     sequence = tl.program_id(1)
     begin, end = extent(bounds, length, sequence, HAS_BOUNDS)
     count = (end - begin).to(tl.int32)
@@ -236,7 +249,7 @@ def scan(
             lines = load_lines(write, u, g, n, real, RANK, N, DTYPE, G, size)
             readouts = load_lines(read, u, g, n, real, 1, N, DTYPE, G, size) if READS else ()
             rates = load_lines(drift, u, g, n, real, 1, N, DTYPE, G, size) if VARYING else ()
-            answers = ()
+            firsts, answers = (), ()
             for k in tl.static_range(size - 1 if MIRROR else 0, -1 if MIRROR else size, -1 if MIRROR else 1):
                 if KEEP and not MIRROR and k % KEEP == 0:
                     here = real if size % KEEP == 0 else tl.where(t % KEEP == 0, real, False)
@@ -244,25 +257,26 @@ def scan(
                 wheres = lines[k * RANK : (k + 1) * RANK]
                 if VARYING:
                     rate = rates[k] * LOG2_E
-                power = steps[k][:, None] * rate
+                power = mul(rate, steps[k][:, None], PAIRS)
                 if MIRROR:
-                    state = add_source(state, wheres, values, k * RANK * P, RANK, P)
-                state = move(state, tl.exp2(power), rights, k * P * P, MIRROR, HAS_RIGHT, P)
+                    state = add_source(state, wheres, values, k * RANK * P, RANK, P, PAIRS)
+                state = move(state, tl.exp2(power), rights, k * P * P, MIRROR, HAS_RIGHT, P, PAIRS)
                 if HAS_SEEN:
-                    answer = add_source(state, wheres, shown, k * RANK * P, RANK, P)
+                    answer = add_source(state, wheres, shown, k * RANK * P, RANK, P, PAIRS)
                 if not MIRROR:
-                    state = add_source(state, wheres, values, k * RANK * P, RANK, P)
+                    state = add_source(state, wheres, values, k * RANK * P, RANK, P, PAIRS)
                 if READS:
                     for p in tl.static_range(P):
-                        answers += (readouts[k] * (answer[p] if HAS_SEEN else state[p]),)
+                        firsts += (readouts[k],)
+                    answers += answer if HAS_SEEN else state
                 if SUMMARY:
                     elapsed += power
                     if HAS_RIGHT:
-                        product = move(product, 1.0, rights, k * P * P, False, True, P)
+                        product = move(product, 1.0, rights, k * P * P, False, True, P, 0)
             if KEEP and MIRROR:
                 store_lines(kept, place + t // KEEP * G, g, n, tl.where(t % KEEP == 0, real, False), state, N, P)
             if READS:
-                store_tile(y, u, g, real, fold(answers, size * P, HALVES), P, G, size)
+                store_tile(y, u, g, real, fold(firsts, answers, size * P, HALVES, PAIRS), P, G, size)
     if KEEP and not MIRROR:
         store_lines(kept, place + count // KEEP * G, g, n, tl.where(count % KEEP == 0, real, False), state, N, P)
     if not (MIRROR and KEEP):
@@ -289,7 +303,7 @@ def prefix(
         u = (k * sequences + sequence).to(tl.int64) * groups + home
         store_state(entering, u, g, n, real, state, N, P)
         rights = load_numbers(right, u, g, real, P * P, DTYPE) if HAS_RIGHT else ()
-        moved = move(state, load_lines(left, u, g, n, real, 1, N, DTYPE)[0], rights, 0, False, HAS_RIGHT, P)
+        moved = move(state, load_lines(left, u, g, n, real, 1, N, DTYPE)[0], rights, 0, False, HAS_RIGHT, P, 0)
         updates = load_state(update, u, g, n, real, N, P, DTYPE)
         state = ()
         for p in tl.static_range(P):
@@ -303,11 +317,12 @@ def gradients(
     dvalue, dwrite, dread, dstep, ddrift, dright, dseen, dinitial, length, crowd,
     G: tl.constexpr, N: tl.constexpr, P: tl.constexpr, RANK: tl.constexpr, HAS_RIGHT: tl.constexpr, HAS_SEEN: tl.constexpr,
     VARYING: tl.constexpr, HAS_INITIAL: tl.constexpr, HAS_BOUNDS: tl.constexpr, KEEP: tl.constexpr, SPAN: tl.constexpr,
-    EVEN: tl.constexpr, DTYPE: tl.constexpr, BG: tl.constexpr, BT: tl.constexpr, HALVES: tl.constexpr,
+    EVEN: tl.constexpr, DTYPE: tl.constexpr, PACKED: tl.constexpr, BG: tl.constexpr, BT: tl.constexpr, HALVES: tl.constexpr,
     STAGES: tl.constexpr,
 ):  # fmt: skip
     """The gradients of all operands; that of a constant drift is left as one partial [G, N] per SPAN positions."""
     BN: tl.constexpr = padded(N)
+    PAIRS: tl.constexpr = 2 if PACKED and HALVES else 0
     slot = tl.program_id(1)
     sequence = tl.load(whose + slot).to(tl.int32) if HAS_BOUNDS else slot // spans_of(length, SPAN)
     begin, end = extent(bounds, length, sequence, HAS_BOUNDS)
@@ -339,8 +354,8 @@ def gradients(
                 steps = tl.load(step + u + g, mask=real, other=0.0).to(DTYPE)
                 if VARYING:
                     drifts = load_lines(drift, u, g, n, real, 1, N, DTYPE)[0]
-                moved = move(state, tl.exp2(steps[:, None] * (drifts * LOG2_E)), rights, 0, False, HAS_RIGHT, P)
-                state = add_source(moved, wheres, values, 0, RANK, P)
+                moved = move(state, tl.exp2(steps[:, None] * (drifts * LOG2_E)), rights, 0, False, HAS_RIGHT, P, PAIRS)
+                state = add_source(moved, wheres, values, 0, RANK, P, PAIRS)
         # States 0 .. BT of the block, one after another; those behind the end of a sequence are not used.
         u = (begin + offset + low) * G + home
         limit = None if EVEN else tl.minimum(count - low, BT)
@@ -356,27 +371,28 @@ def gradients(
         for k in tl.static_range(BT):
             if not VARYING:
                 rates += (drifts,)
-            lefts += (tl.exp2(steps[k][:, None] * (rates[k] * LOG2_E)),)
+            lefts += (tl.exp2(mul(rates[k] * LOG2_E, steps[k][:, None], PAIRS)),)
             if k < BT - 1 or not HAS_NEXT:
-                moved = move(state, lefts[k], rights, k * P * P, False, HAS_RIGHT, P)
-                state = add_source(moved, wheres[k * RANK : (k + 1) * RANK], values, k * RANK * P, RANK, P)
+                moved = move(state, lefts[k], rights, k * P * P, False, HAS_RIGHT, P, PAIRS)
+                state = add_source(moved, wheres[k * RANK : (k + 1) * RANK], values, k * RANK * P, RANK, P, PAIRS)
                 states += state
         if HAS_NEXT:
             states += after
             after = states[:P]
-        pulled, looked, tilts = (), (), ()
+        # Factors of what is summed over N.
+        pulled, pullers, looked, lookers, tilts = (), (), (), (), ()
         # A block's share of the drift gradient is summed apart, so that long sequences lose no digits.
         share = tl.zeros((BG, BN), DTYPE)
         for k in tl.static_range(BT - 1, -1, -1):
-            here, at = real if EVEN else tl.where(k < limit, real, False), g + k * G
+            here, at = real if EVEN else tl.where(k < limit, real, False), u + k * G
             old = states[k * P : (k + 1) * P]
             readout = readouts[k]
-            upper = add_source(adjoint, (readout,), cotangents, k * P, 1, P)
+            upper = add_source(adjoint, (readout,), cotangents, k * P, 1, P, PAIRS)
             sources = adjoint if HAS_SEEN else upper
-            dreadout = dot(states[(k + 1) * P : (k + 2) * P], cotangents, k * P, 1, P)
+            dreadout = dot(states[(k + 1) * P : (k + 2) * P], cotangents, k * P, 1, P, PAIRS)
             for r in tl.static_range(RANK - 1, -1, -1):
                 where = wheres[k * RANK + r]
-                dwhere = dot(sources, values, (k * RANK + r) * P, 1, P)
+                dwhere = dot(sources, values, (k * RANK + r) * P, 1, P, PAIRS)
                 if HAS_SEEN:
                     own, extra = tl.zeros((BG,), DTYPE), tl.zeros((BG,), DTYPE)
                     for p in tl.static_range(P):
@@ -385,39 +401,40 @@ def gradients(
                     dreadout += extra[:, None] * where
                     dwhere += own[:, None] * readout
                     for p in tl.static_range(P - 1, -1, -1):
-                        looked = (readout * where * cotangents[k * P + p][:, None],) + looked
-                store_line(dwrite, u, at, n, here, dwhere, r, RANK, N)
+                        looked, lookers = (readout * cotangents[k * P + p][:, None],) + looked, (where,) + lookers
+                store_line(dwrite, at, g, n, here, dwhere, r, RANK, N)
                 for p in tl.static_range(P - 1, -1, -1):
-                    pulled = (where * sources[p],) + pulled
-            store_line(dread, u, at, n, here, dreadout, 0, 1, N)
+                    pulled, pullers = (where,) + pulled, (sources[p],) + pullers
+            store_line(dread, at, g, n, here, dreadout, 0, 1, N)
             faded = ()
             for p in tl.static_range(P):
-                faded += (lefts[k] * upper[p],)
+                faded += (mul(upper[p], lefts[k], PAIRS),)
             before = faded
             if HAS_RIGHT:
-                before, drights = (), ()
+                before, rows, columns = (), (), ()
                 for p in tl.static_range(P):
-                    before += (dot(faded, rights, k * P * P + p * P, 1, P),)
+                    before += (dot(faded, rights, k * P * P + p * P, 1, P, PAIRS),)
+                    columns += faded
                     for q in tl.static_range(P):
-                        drights += (old[p] * faded[q],)
-                store_tile(dright, u, at, here, fold(drights, P * P, HALVES), P * P)
-            slope = old[0] * before[0]
+                        rows += (old[p],)
+                store_tile(dright, at, g, here, fold(rows, columns, P * P, HALVES, PAIRS), P * P)
+            slope = mul(old[0], before[0], PAIRS)
             for p in tl.static_range(1, P):
-                slope = tl.fma(old[p], before[p], slope)
-            tilts = (slope * rates[k],) + tilts
+                slope = fma(old[p], before[p], slope, PAIRS)
+            tilts = (slope,) + tilts
             if VARYING:
-                store_line(ddrift, u, at, n, here, slope * steps[k][:, None], 0, 1, N)
+                store_line(ddrift, at, g, n, here, slope * steps[k][:, None], 0, 1, N)
             else:
-                share += slope * steps[k][:, None]
+                share = fma(slope, steps[k][:, None], share, PAIRS)
             # The adjoint goes through what is behind the end as it is.
             passed = ()
             for p in tl.static_range(P):
                 passed += (before[p] if EVEN else tl.where(k < limit, before[p], adjoint[p]),)
             adjoint = passed
-        store_tile(dvalue, u, g, real, fold(pulled, BT * RANK * P, HALVES), RANK * P, G, BT, limit)
-        store_tile(dstep, u, g, real, fold(tilts, BT, HALVES), 1, G, BT, limit)
+        store_tile(dvalue, u, g, real, fold(pulled, pullers, BT * RANK * P, HALVES, PAIRS), RANK * P, G, BT, limit)
+        store_tile(dstep, u, g, real, fold(tilts, rates, BT, HALVES, PAIRS), 1, G, BT, limit)
         if HAS_SEEN:
-            store_tile(dseen, u, g, real, fold(looked, BT * RANK * P, HALVES), RANK * P, G, BT, limit)
+            store_tile(dseen, u, g, real, fold(looked, lookers, BT * RANK * P, HALVES, PAIRS), RANK * P, G, BT, limit)
         slopes += share
     if not VARYING:
         store_line(ddrift, place, g, n, real, slopes, 0, 1, N)

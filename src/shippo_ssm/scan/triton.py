@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from shippo_ssm._dtypes import compute_dtype
-from shippo_ssm.engine import Config, card_obstacle, launch_card
+from shippo_ssm.engine import Config, card_obstacle, launch_card, packs
 from shippo_ssm.scan.algebra import Affine, Recurrence
 from shippo_ssm.scan.fused import WIDEST, Outputs, scan_operators
 
@@ -192,6 +192,7 @@ def _arguments(recurrence: Recurrence, cu_seqlens: Tensor | None) -> dict[str, A
         "HAS_BOUNDS": cu_seqlens is not None,
         "EVEN": cu_seqlens is None and length % LONGEST_ROUND == 0,
         "DTYPE": tl.float64 if compute_dtype(value.dtype) == torch.float64 else tl.float32,
+        "PACKED": packs(value),
     }
 
 
