@@ -25,6 +25,8 @@ from shippo_ssm.engine import Config
 TARGETS = {"sm_80": ("cuda", 80, 32), "sm_90": ("cuda", 90, 32), "sm_100": ("cuda", 100, 32), "gfx942": ("hip", "gfx942", 64)}
 RESULT = Path(__file__).resolve().parents[1] / "results" / "gpu.json"
 ORDER, WIDTH = 32, 4
+# Of right actions that a lane cannot hold.
+WIDER = (8, 16)
 
 
 class Kernel(NamedTuple):
@@ -45,10 +47,10 @@ def kernels() -> dict[str, Kernel]:
     import torch
 
     from shippo_ssm.actions.expm import CARD
-    from shippo_ssm.actions.kernels import ITEM_CONFIGS
+    from shippo_ssm.actions.kernels import item_configs
     from shippo_ssm.actions.split import _card_constants
     from shippo_ssm.layers.card import step_configs
-    from shippo_ssm.scan.triton import FORWARD, GRADIENTS, PREFIX, configs, keep_every, span_of
+    from shippo_ssm.scan.triton import FORWARD, GRADIENTS, PREFIX, SILENT, configs, keep_every, span_of
 
     float32, shape = torch.float32, Shape()
     scan: dict[str, Any] = {
@@ -65,15 +67,28 @@ def kernels() -> dict[str, Kernel]:
     summary |= {"SUMMARY": True, "READS": False, "HAS_INITIAL": False} | dict.fromkeys(("y", "read", "initial"))
     back = scan | {"KEEP": keep_every(WIDTH), "SPAN": size, "whose": None}
     whole = {"N": ORDER, "P": WIDTH, "HAS_RIGHT": True, "DTYPE": "float32"}
-    forward, silent, backward = (configs(ORDER, WIDTH, **asked) for asked in (FORWARD, {}, GRADIENTS))
+    forward, silent, backward = (configs(ORDER, WIDTH, **asked) for asked in (FORWARD, SILENT, GRADIENTS))
 
     def shown(constants: dict[str, Any]) -> dict[str, Any]:
         return {name: constant for name, constant in constants.items() if name != "seen"} | {"HAS_SEEN": True}
 
-    exp = {"P": WIDTH, "DEGREE": CARD[float32].degree, "THETA": CARD[float32].theta, "DTYPE": "float32"}
-    one_way = {"P": WIDTH, "DTYPE": "float32", "BACKWARD": False, "cotangent": None, "d_coords": None, "d_step": None}
-    both_ways = {"P": WIDTH, "DTYPE": "float32", "BACKWARD": True}
-    factors = _card_constants(float32, (4, 6, 6))
+    def action(name: str, width: int, constants: dict[str, Any]) -> Kernel:
+        function, choices = item_configs(name, width)
+        return Kernel("actions", function, constants | {"P": width, "DTYPE": "float32"}, choices)
+
+    exp = {"DEGREE": CARD[float32].degree, "THETA": CARD[float32].theta}
+    one_way = {"BACKWARD": False, "cotangent": None, "d_coords": None, "d_step": None}
+    both_ways = {"BACKWARD": True}
+    rights = {}
+    for width in (WIDTH, *WIDER):
+        title = "" if width == WIDTH else f", P {width}"
+        factors = _card_constants(float32, (width, width * (width - 1) // 2, width * (width - 1) // 2))
+        rights |= {
+            f"expm{title}": action("expm", width, exp | {"FRECHET": False, "direction": None}),
+            f"expm backward{title}": action("expm", width, exp | {"FRECHET": True}),
+            f"split{title}": action("split", width, one_way | factors),
+            f"split backward{title}": action("split", width, both_ways | factors),
+        }
     return {
         "scan forward": Kernel("scan", "scan", through, forward),
         "scan forward, training": Kernel("scan", "scan", training, forward),
@@ -85,12 +100,9 @@ def kernels() -> dict[str, Kernel]:
         "cell forward, training": Kernel("scan", "scan", shown(training), forward[:1]),
         "cell gradients": Kernel("scan", "gradients", shown(back), backward[:1]),
         "scan forward, bfloat16": Kernel("scan", "scan", through, forward[:1], "bf16"),
-        "expm": Kernel("actions", "expm", exp | {"FRECHET": False, "direction": None}, ITEM_CONFIGS),
-        "expm backward": Kernel("actions", "expm", exp | {"FRECHET": True}, ITEM_CONFIGS),
-        "split": Kernel("actions", "split", one_way | factors, ITEM_CONFIGS),
-        "split backward": Kernel("actions", "split", both_ways | factors, ITEM_CONFIGS),
-        "rotation": Kernel("actions", "rotation", one_way, ITEM_CONFIGS),
-        "rotation backward": Kernel("actions", "rotation", both_ways, ITEM_CONFIGS),
+        **rights,
+        "rotation": action("rotation", WIDTH, one_way),
+        "rotation backward": action("rotation", WIDTH, both_ways),
     }
 
 

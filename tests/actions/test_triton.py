@@ -10,7 +10,7 @@ TOLERANCE = {"float32": 1e-6, "float64": 1e-13}
 
 
 @pytest.mark.parametrize("dtype", TOLERANCE)
-@pytest.mark.parametrize(("width", "scale"), [(1, 1.0), (2, 1e-3), (3, 0.3), (2, 5.0)])
+@pytest.mark.parametrize(("width", "scale"), [(1, 1.0), (2, 1e-3), (3, 0.3), (2, 5.0), (5, 1.0), (8, 3.0), (16, 0.1)])
 def test_exponentials(interpreter, width, scale, dtype):
     errors = interpreter.ask("action", family="expm", width=width, scale=scale, dtype=dtype)
     assert len(errors) == 2

@@ -122,3 +122,21 @@ def store_tile(array, row, m, real, tile, SIZE: tl.constexpr, stride=0, COUNT: t
 def store_numbers(array, row, m, real, numbers, SIZE: tl.constexpr):
     """Row row + m of an array [.., SIZE], from its SIZE numbers."""
     store_tile(array, row, m, real, bind(filled(numbers, SIZE), 0, 1, padded(SIZE)), SIZE)
+
+
+@triton.jit
+def load_state(array, row, g, n, real, N: tl.constexpr, P: tl.constexpr, DTYPE: tl.constexpr):
+    """The P columns, tiles [BG, BN], of row `row` + g of states [.., N, P]."""
+    columns = ()
+    for p in tl.static_range(P):
+        at = array + row * (N * P) + ((g[:, None] * N + n[None, :]) * P + p)
+        columns += (tl.load(at, mask=real[:, None] & (n < N)[None, :], other=0.0).to(DTYPE),)
+    return columns
+
+
+@triton.jit
+def store_state(array, row, g, n, real, columns, N: tl.constexpr, P: tl.constexpr):
+    """Row `row` + g of states [.., N, P], from its columns."""
+    for p in tl.static_range(P):
+        at = array + row * (N * P) + ((g[:, None] * N + n[None, :]) * P + p)
+        tl.store(at, columns[p].to(array.dtype.element_ty), mask=real[:, None] & (n < N)[None, :])

@@ -9,8 +9,8 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from shippo_ssm.engine._triton_kernels import load_numbers, padded, store_tile
-from shippo_ssm.scan._triton_kernels import LOG2_E, add_source, fold, load_lines, load_state, move, store_state
+from shippo_ssm.engine._triton_kernels import load_numbers, load_state, padded, store_state, store_tile
+from shippo_ssm.scan._triton_kernels import LOG2_E, add_source, fold, load_lines, move
 
 
 @triton.jit

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from shippo_ssm._private import needs_torch
 from shippo_ssm.engine import launch_card, packs
-from shippo_ssm.scan.triton import configs, obstacle
+from shippo_ssm.scan.triton import SILENT, configs, obstacle
 
 
 def takes_card_step(value: Tensor, memory: Tensor) -> bool:
@@ -71,7 +71,7 @@ def _(value: Tensor, write: Tensor, read: Tensor, step: Tensor, mix: Tensor, dri
 
 def step_configs(order: int, width: int) -> tuple[Any, ...]:
     """Those of the scan, without its rounds."""
-    choices = configs(order, width)
+    choices = configs(order, width, **SILENT)
     return tuple(
         config._replace(sizes=tuple(size for size in config.sizes if size[0] in ("BG", "HALVES"))) for config in choices
     )

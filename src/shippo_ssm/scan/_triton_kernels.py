@@ -27,7 +27,20 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from shippo_ssm.engine._triton_kernels import add, bind, filled, fma, load_numbers, mul, padded, places, store_tile, unbind
+from shippo_ssm.engine._triton_kernels import (
+    add,
+    bind,
+    filled,
+    fma,
+    load_numbers,
+    load_state,
+    mul,
+    padded,
+    places,
+    store_state,
+    store_tile,
+    unbind,
+)
 
 LOG2_E = tl.constexpr(1.4426950408889634)
 
@@ -66,23 +79,6 @@ def store_lines(array, row, g, n, real, tiles, N: tl.constexpr, ROWS: tl.constex
     """Row `row` + g of an array [.., ROWS, N], from its ROWS lines."""
     for i in tl.static_range(ROWS):
         store_line(array, row, g, n, real, tiles[i], i, ROWS, N)
-
-
-@triton.jit
-def load_state(array, row, g, n, real, N: tl.constexpr, P: tl.constexpr, DTYPE: tl.constexpr):
-    """The columns of row `row` + g of states [.., N, P]."""
-    columns = ()
-    for p in tl.static_range(P):
-        at = array + row * (N * P) + ((g[:, None] * N + n[None, :]) * P + p)
-        columns += (tl.load(at, mask=real[:, None] & (n < N)[None, :], other=0.0).to(DTYPE),)
-    return columns
-
-
-@triton.jit
-def store_state(array, row, g, n, real, columns, N: tl.constexpr, P: tl.constexpr):
-    for p in tl.static_range(P):
-        at = array + row * (N * P) + ((g[:, None] * N + n[None, :]) * P + p)
-        tl.store(at, columns[p].to(array.dtype.element_ty), mask=real[:, None] & (n < N)[None, :])
 
 
 @triton.jit
@@ -249,18 +245,20 @@ def scan(
             lines = load_lines(write, u, g, n, real, RANK, N, DTYPE, G, size)
             readouts = load_lines(read, u, g, n, real, 1, N, DTYPE, G, size) if READS else ()
             rates = load_lines(drift, u, g, n, real, 1, N, DTYPE, G, size) if VARYING else ()
+            # Before they are needed, since they take long.
+            powers, lefts = (), ()
+            for k in tl.static_range(size):
+                powers += (mul(rates[k] * LOG2_E if VARYING else rate, steps[k][:, None], PAIRS),)
+                lefts += (tl.exp2(powers[k]),)
             firsts, answers = (), ()
             for k in tl.static_range(size - 1 if MIRROR else 0, -1 if MIRROR else size, -1 if MIRROR else 1):
                 if KEEP and not MIRROR and k % KEEP == 0:
                     here = real if size % KEEP == 0 else tl.where(t % KEEP == 0, real, False)
                     store_lines(kept, place + (t + k) // KEEP * G, g, n, here, state, N, P)
                 wheres = lines[k * RANK : (k + 1) * RANK]
-                if VARYING:
-                    rate = rates[k] * LOG2_E
-                power = mul(rate, steps[k][:, None], PAIRS)
                 if MIRROR:
                     state = add_source(state, wheres, values, k * RANK * P, RANK, P, PAIRS)
-                state = move(state, tl.exp2(power), rights, k * P * P, MIRROR, HAS_RIGHT, P, PAIRS)
+                state = move(state, lefts[k], rights, k * P * P, MIRROR, HAS_RIGHT, P, PAIRS)
                 if HAS_SEEN:
                     answer = add_source(state, wheres, shown, k * RANK * P, RANK, P, PAIRS)
                 if not MIRROR:
@@ -270,7 +268,7 @@ def scan(
                         firsts += (readouts[k],)
                     answers += answer if HAS_SEEN else state
                 if SUMMARY:
-                    elapsed += power
+                    elapsed += powers[k]
                     if HAS_RIGHT:
                         product = move(product, 1.0, rights, k * P * P, False, True, P, 0)
             if KEEP and MIRROR:

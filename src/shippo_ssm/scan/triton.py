@@ -24,10 +24,12 @@ FEWEST_CHAINS = 512
 # Programs of the backward pass that fill a card, and the fewest positions of one.
 MANY, SHORTEST = 2048, 64
 # Most positions of a round, a power of two.
-LONGEST_ROUND = 4
-# What a forward pass asks of `configs`, and what the gradients do, which need many registers.
-FORWARD: dict[str, Any] = {"groups": (2, 4)}
-GRADIENTS: dict[str, Any] = {"ahead": 2}
+LONGEST_ROUND = 8
+# What passes ask of `configs`: one that sums over N at every position, one that does not, and the gradients, which need many
+# registers.
+FORWARD: dict[str, Any] = {"groups": (2, 4), "numbers": 16, "ahead": 5}
+SILENT: dict[str, Any] = {"groups": (2,), "numbers": 32, "ahead": 4}
+GRADIENTS: dict[str, Any] = {"groups": (2,), "numbers": 16, "ahead": 2}
 PREFIX = (Config((("BG", 1),)),)
 
 
@@ -58,11 +60,11 @@ def span_of(chains: int, length: int) -> int:
     return 1 << (max(SHORTEST, length // max(2, MANY // max(1, chains))) - 1).bit_length()
 
 
-def configs(order: int, width: int, groups: tuple[int, ...] = (2,), ahead: int = 4) -> tuple[Config, ...]:
-    """The configurations to choose from: `groups` of a program, positions of a round, and rounds that loads run `ahead`."""
+def configs(order: int, width: int, *, groups: tuple[int, ...], numbers: int, ahead: int) -> tuple[Config, ...]:
+    """The configurations to choose from: `groups` of a program, `numbers` of a round's values, rounds that loads run `ahead`."""
     lanes, columns = 1 << (order - 1).bit_length(), 1 << (width - 1).bit_length()
-    # Up to eight numbers of one group's state in a lane; up to sixteen sums of a round at once.
-    warps, positions = max(1, min(8, lanes * width // 256)), max(1, min(LONGEST_ROUND, 16 // columns))
+    # Up to eight numbers of one group's state in a lane.
+    warps, positions = max(1, min(8, lanes * width // 256)), max(1, min(LONGEST_ROUND, numbers // columns))
     choices = []
     for count in groups:
         # How often neighbours of N lie in one lane.
@@ -161,7 +163,7 @@ def _scan_kernel(
     arguments |= {"MIRROR": False, "READS": False, "SUMMARY": False, "KEEP": 0}
     arguments |= _arguments(recurrence, cu_seqlens) | outputs | kind
     arguments |= {"initial": _contiguous(initial_state), "HAS_INITIAL": initial_state is not None}
-    choices = configs(arguments["N"], arguments["P"], **(FORWARD if arguments["READS"] else {}))
+    choices = configs(arguments["N"], arguments["P"], **(FORWARD if arguments["READS"] else SILENT))
     launch_card(kernels.scan, _grid(*_chains(recurrence, cu_seqlens)), arguments, choices)
 
 
