@@ -26,7 +26,7 @@ TARGETS = {"sm_80": ("cuda", 80, 32), "sm_90": ("cuda", 90, 32), "sm_100": ("cud
 RESULT = Path(__file__).resolve().parents[1] / "results" / "gpu.json"
 ORDER, WIDTH = 32, 4
 # Of right actions that a lane cannot hold.
-WIDER = (8, 16)
+WIDER = (8,)
 
 
 class Kernel(NamedTuple):
@@ -132,7 +132,7 @@ def compile_kernel(kernel: Kernel, config: Config, target: str) -> Any:
     return compile(source, target=GPUTarget(*TARGETS[target]), options=options)
 
 
-def describe(compiled: Any) -> dict[str, Any]:
+def describe(compiled: Any, target: str) -> dict[str, Any]:
     """Registers, stack and shared memory of compiled code; for NVIDIA also the instructions of its innermost loops."""
     if "amdgcn" in compiled.asm:
         listing = compiled.asm["amdgcn"]
@@ -150,8 +150,10 @@ def describe(compiled: Any) -> dict[str, Any]:
         binary.write_bytes(compiled.asm["cubin"])
         usage = _tool("cuobjdump", "-res-usage", str(binary))
         listing = _tool("nvdisasm", "-c", str(binary))
+    # Ampere's data-centre cards have half of the others' units for floats.
+    lanes = 16 if target == "sm_80" else 32
     registers, stack = (int(number) for number in re.findall(r"REG:(\d+) STACK:(\d+)", usage)[0])
-    return {"registers": registers, "stack": stack, "shared": compiled.metadata.shared, "loops": loops(listing)}
+    return {"registers": registers, "stack": stack, "shared": compiled.metadata.shared, "loops": loops(listing, lanes)}
 
 
 def _tool(name: str, *arguments: str) -> str:
@@ -167,11 +169,18 @@ class Instruction(NamedTuple):
     word: str
     writes: tuple[str, ...]
     reads: tuple[str, ...]
+    words: int = 1
+    """Registers of a lane that go to memory or come from there; small matrices of one instruction."""
 
 
 # Cycles until a result can be used, by the first letters of the instruction; 4 for all others. Measured by others on Ampere and
 # Hopper; the assumptions of the model, not facts about a run.
 LATENCY = {"SHFL": 24, "LDS": 24, "LDSM": 30, "MUFU": 20, "S2R": 20, "R2UR": 8, "U": 6, "BAR": 20, "DEPBAR": 10, "CALL": 20}
+# Instructions of the units for floats, which also multiply integers, and those of two numbers in a lane.
+FLOATS = ("FFMA", "FMUL", "FADD", "FSEL", "FSETP", "HFMA2", "IMAD")
+PACKED = ("FFMA2", "FMUL2", "FADD2")
+# What exchanges numbers with other lanes or with memory.
+EXCHANGE = ("LDGSTS", "LDSM", "STSM", "STS", "LDS", "SHFL", "LDG", "STG")
 # Instructions that write no register.
 SILENT = ("ST", "BAR", "BRA", "LDGSTS", "LDGDEPBAR", "DEPBAR", "NOP", "EXIT", "RED", "BSYNC", "WARPSYNC", "SYNCS")
 
@@ -192,19 +201,35 @@ def parse(line: str) -> Instruction | None:
         if size in kinds and writes and writes[0].startswith("R"):
             writes = [f"R{int(writes[0][1:]) + k}" for k in range(more)]
     reads = re.findall(r"\bU?[RP]\d+", " ".join([guard or "", *operands[len(written) :]]))
-    return Instruction(word, tuple(writes), tuple(reads))
+    words = next((words for size, words in ((".128", 4), (".64", 2), (".M88.4", 4), (".M88.2", 2)) if size in kinds), 1)
+    return Instruction(word, tuple(writes), tuple(reads), words)
 
 
-def alone(body: list[Instruction], rounds: int = 6) -> float:
+def units(body: list[Instruction]) -> dict[str, int]:
+    """Cycles of the units that can hold a scheduler, or all of a processor, up: those for floats, 32 lanes wide, and the shared
+    memory, through which 128 bytes pass in a cycle. Four words at once are read from there by lanes that share them: the
+    numbers of a group, which pass once."""
+    exchanges = [instruction for instruction in body if instruction.word in EXCHANGE]
+    return {
+        "float": sum(2 if word in PACKED else 1 for word, *_ in body if word.startswith(FLOATS)),
+        "exchange": sum(1 if word == "LDS" and words == 4 else words for word, _, _, words in exchanges),
+    }
+
+
+def alone(body: list[Instruction], float_lanes: int = 32, rounds: int = 6) -> float:
     """Cycles of one round of a loop for a warp that has its scheduler to itself: in order, one instruction per cycle at most,
-    each when its operands are there. Loads from global memory are taken to have arrived."""
+    each when its operands are there, and the units for floats if it needs one of them: they are `float_lanes` wide. Loads from
+    global memory are taken to have arrived."""
     ready: dict[str, int] = {}
-    now, begin = 0, 0
+    now, begin, free = 0, 0, 0
     for turn in range(rounds):
         if turn == 2:
             begin = now
-        for word, writes, reads in body:
+        for word, writes, reads, _ in body:
             now = max([now + 1, *(ready.get(name, 0) for name in (*reads, *writes))])
+            if word.startswith(FLOATS):
+                now = max(now, free)
+                free = now + (2 if word in PACKED else 1) * 32 // float_lanes
             wait = next((cycles for letters, cycles in LATENCY.items() if word.startswith(letters)), 4)
             if word.startswith(("BAR", "DEPBAR")):
                 now += wait
@@ -212,8 +237,8 @@ def alone(body: list[Instruction], rounds: int = 6) -> float:
     return (now - begin) / (rounds - 2)
 
 
-def loops(listing: str) -> list[dict[str, Any]]:
-    """The innermost loops of a listing, in their order: how often each instruction stands there, and `alone`.
+def loops(listing: str, float_lanes: int = 32) -> list[dict[str, Any]]:
+    """The innermost loops of a listing, in their order: how often each instruction stands there, `units` and `alone`.
 
     A loop is a jump backwards.
     """
@@ -231,7 +256,9 @@ def loops(listing: str) -> list[dict[str, Any]]:
     for low, high in inner:
         body = [instruction for line in lines[low : high + 1] if (instruction := parse(line)) is not None]
         counts = collections.Counter(instruction.word for instruction in body)
-        found.append({"instructions": dict(counts.most_common()), "alone": round(alone(body), 1)})
+        found.append(
+            {"instructions": dict(counts.most_common()), "units": units(body), "alone": round(alone(body, float_lanes), 1)}
+        )
     return found
 
 
@@ -239,7 +266,7 @@ def record(name: str, place: int, target: str) -> dict[str, Any]:
     """One line of the result: kernel `name` in its configuration `place` on `target`."""
     kernel = kernels()[name]
     config = kernel.configs[place]
-    found = describe(compile_kernel(kernel, config, target))
+    found = describe(compile_kernel(kernel, config, target), target)
     return {"kernel": name, "target": target, **dict(config.sizes), "warps": config.num_warps, **found}
 
 

@@ -278,6 +278,12 @@ def line(m, real, i: tl.constexpr, FIRST: tl.constexpr, NUM_COORDS: tl.constexpr
 
 
 @triton.jit
+def pick(tile, k: tl.constexpr):
+    """Column k of a tile, as a sum: what it is made of, a sine say, stays with the lane that has computed it."""
+    return tl.sum(tl.where((tl.arange(0, tile.shape[1]) == k)[None, :], tile, 0.0), 1)
+
+
+@triton.jit
 def pair_put(columns, i: tl.constexpr, j: tl.constexpr, a, b):
     """The columns with a and b in the places i < j."""
     return columns[:i] + (a,) + columns[i + 1 : j] + (b,) + columns[j + 1 :]
@@ -317,9 +323,9 @@ def wide_split(
             for i in tl.static_range(P - 1):
                 at, here = line(m, real, i, DIAGONALS, NUM_COORDS, P)
                 angles = h[:, None] * tl.load(coords + at, mask=here, other=0.0).to(DTYPE)
-                cos, sin = unbind(tl.cos(angles), padded(P - 1 - i)), unbind(tl.sin(angles), padded(P - 1 - i))
+                cos, sin = tl.cos(angles), tl.sin(angles)
                 for j in tl.static_range(i + 1, P):
-                    matrix = turn_columns(matrix, i, j, cos[j - i - 1], sin[j - i - 1])
+                    matrix = turn_columns(matrix, i, j, pick(cos, j - i - 1), pick(sin, j - i - 1))
         if SHEARS:
             for i in tl.static_range(P - 1):
                 at, here = line(m, real, i, DIAGONALS + ROTATIONS, NUM_COORDS, P)
@@ -348,12 +354,11 @@ def wide_split(
             for i in tl.static_range(P - 2, -1, -1):
                 at, here = line(m, real, i, DIAGONALS, NUM_COORDS, P)
                 x = tl.load(coords + at, mask=here, other=0.0).to(DTYPE)
-                angles, pulled = h[:, None] * x, ()
-                cos, sin = unbind(tl.cos(angles), padded(P - 1 - i)), unbind(-tl.sin(angles), padded(P - 1 - i))
+                cos, sin, pulled = tl.cos(h[:, None] * x), -tl.sin(h[:, None] * x), ()
                 for j in tl.static_range(P - 1, i, -1):
+                    c, s = pick(cos, j - i - 1), pick(sin, j - i - 1)
                     pulled = (tl.sum(bar[i] * matrix[j] - bar[j] * matrix[i], 1),) + pulled
-                    matrix = turn_columns(matrix, i, j, cos[j - i - 1], sin[j - i - 1])
-                    bar = turn_columns(bar, i, j, cos[j - i - 1], sin[j - i - 1])
+                    matrix, bar = turn_columns(matrix, i, j, c, s), turn_columns(bar, i, j, c, s)
                 tile = bind(filled(pulled, P - 1 - i), 0, 1, padded(P - 1 - i))
                 tl.store(d_coords + at, (tile * h[:, None]).to(d_coords.dtype.element_ty), mask=here)
                 d_h += tl.sum(tile * x, 1)

@@ -73,7 +73,7 @@ def item_configs(name: str, width: int) -> tuple[str, tuple[Config, ...]]:
     lanes = 1 << (width - 1).bit_length()
     if name == "split":
         # A row of a matrix in a lane.
-        return "wide_split", (Config((("BM", 32 // lanes),), 1), Config((("BM", 64 // lanes),), 1))
+        return "wide_split", (Config((("BM", 32 // lanes),), 1),)
     # All products of a row and a column at once: 32 or fewer numbers in a lane.
     return "wide_expm", ((Config((("BM", 1),), 1), Config((("BM", 2),), 1)) if lanes <= 8 else (Config((("BM", 1),), 4),))
 
