@@ -5,8 +5,7 @@ rates of a `Card` give, for a pass over a `Shape`, the time that each resource n
 as long as the largest of them, which binds. Of the configurations that autotuning may choose, the fastest is taken. Nothing
 here was measured on a card. What is assumed beside the published rates: all resources overlap; a warp alone on its scheduler
 issues in order, with the latencies of `card_code.LATENCY`; memory answers after `MEMORY_SECONDS`; a program that ends makes
-room for the next at once; 128 bytes pass through the
-shared memory of a processor in a cycle.
+room for the next at once; 128 bytes pass through the shared memory of a processor in a cycle.
 
 The same kind of model, work over peak rate and bytes over bandwidth, is held against the CPU kernel's measured time
 (`results/bench.json`): what it says too little there it may well say too little here.

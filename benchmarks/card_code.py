@@ -54,8 +54,8 @@ def kernels() -> dict[str, Kernel]:
 
     float32, shape = torch.float32, Shape()
     scan: dict[str, Any] = {
-        "G": shape.groups, "N": ORDER, "P": WIDTH, "RANK": 1, "HAS_RIGHT": True, "HAS_SEEN": False, "VARYING": False, "HAS_INITIAL": True,
-        "HAS_BOUNDS": False, "EVEN": True, "DTYPE": "float32", "seen": None, "bounds": None,
+        "G": shape.groups, "N": ORDER, "P": WIDTH, "RANK": 1, "HAS_RIGHT": True, "HAS_SEEN": False, "VARYING": False,
+        "HAS_INITIAL": True, "HAS_BOUNDS": False, "EVEN": True, "DTYPE": "float32", "seen": None, "bounds": None,
     }  # fmt: skip
     through = {"MIRROR": False, "READS": True, "SUMMARY": False, "KEEP": 0, "kept": None, "left": None, "turned": None}
     through = scan | through
@@ -207,12 +207,18 @@ def parse(line: str) -> Instruction | None:
 
 def units(body: list[Instruction]) -> dict[str, int]:
     """Cycles of the units that can hold a scheduler, or all of a processor, up: those for floats, 32 lanes wide, and the shared
-    memory, through which 128 bytes pass in a cycle. Four words at once are read from there by lanes that share them: the
-    numbers of a group, which pass once."""
-    exchanges = [instruction for instruction in body if instruction.word in EXCHANGE]
+    memory, through which 128 bytes pass in a cycle.
+
+    Four words of a lane at once are read from there by lanes that share them, the numbers of a group, which pass once; but what
+    the loop itself has stored, and does not read as small matrices, every lane reads for itself.
+    """
+    passed = collections.Counter()
+    for word, _, _, words in body:
+        passed[word] += 1 if word == "LDS" and words == 4 else words
+    turned = max(0, passed["STS"] + passed["STSM"] - passed["LDSM"])
     return {
         "float": sum(2 if word in PACKED else 1 for word, *_ in body if word.startswith(FLOATS)),
-        "exchange": sum(1 if word == "LDS" and words == 4 else words for word, _, _, words in exchanges),
+        "exchange": sum(passed[word] for word in EXCHANGE) + turned * 3 // 4,
     }
 
 

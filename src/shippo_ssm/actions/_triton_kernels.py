@@ -1,9 +1,9 @@
 """Right actions for cards, in Triton: exponentials, split products and rotations of many small matrices, with gradients.
 
 Up to P = 4 a lane of a warp holds one item: a matrix is P^2 numbers, each a tile [BM] over the items of a program, entry (i, j)
-at i P + j. Wider matrices would not fit there. `wide_expm` holds them as tiles [BM, BP, BP], filled with zeros to a power of two,
-which stay zeros; `wide_split` as P columns, tiles [BM, BP] with a row in a lane, since a factor touches two columns of a matrix
-and every row alike. Formulas and names are those of `_expm_kernels.py`, `_split_kernels.py` and `rotations.py`.
+at i P + j. Wider matrices would not fit there. `wide_expm` holds them as tiles [BM, BP, BP], filled to a power of two with
+zeros, which stay so; `wide_split` as P columns, tiles [BM, BP] with a row in a lane, since a factor touches two columns of a
+matrix and every row alike. Formulas and names are those of `_expm_kernels.py`, `_split_kernels.py` and `rotations.py`.
 """
 
 from __future__ import annotations
@@ -271,7 +271,7 @@ def split(
 
 @triton.jit
 def line(m, real, i: tl.constexpr, FIRST: tl.constexpr, NUM_COORDS: tl.constexpr, P: tl.constexpr):
-    """Where the coordinates of the pairs (i, i + 1), (i, i + 2), .. lie, and which of them are meant; those of (0, 1) at FIRST."""
+    """Where the coordinates of the pairs (i, i + 1), (i, i + 2), .. lie, and which are meant; that of (0, 1) is at FIRST."""
     k = tl.arange(0, padded(P - 1 - i))
     at = m[:, None] * NUM_COORDS + (FIRST + i * P - i * (i + 1) // 2 + k)[None, :]
     return at, real[:, None] & (k < P - 1 - i)[None, :]
@@ -310,7 +310,8 @@ def wide_split(
     h = tl.load(step + row + m, mask=real, other=0.0).to(DTYPE)
     whole = real[:, None] & (n < P)[None, :]
     # Entry (n, n) of the diagonal factors lies where row n is.
-    decay, slope, fade = tl.zeros((BM, padded(P)), DTYPE), tl.zeros((BM, padded(P)), DTYPE), tl.full((BM, padded(P)), 1.0, DTYPE)
+    decay, fade = tl.zeros((BM, padded(P)), DTYPE), tl.full((BM, padded(P)), 1.0, DTYPE)
+    slope = decay
     if DIAGONALS:
         x = tl.load(coords + m[:, None] * NUM_COORDS + n[None, :], mask=whole, other=0.0).to(DTYPE)
         decay, slope = softplus(x, TERMS)

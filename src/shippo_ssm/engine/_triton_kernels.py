@@ -20,8 +20,8 @@ def padded(size):
 
 @triton.jit
 def mul(a, b, PACKED: tl.constexpr):
-    """a b. PACKED, here and below, is how many float32 numbers of a lane go into one instruction: 2 where `engine.packs` says so,
-    1 to keep the compiler from making pairs that must be put together first; 0 leaves it to the compiler, on any card."""
+    """a b. PACKED, here and below, says how many float32 numbers of a lane go into one instruction: 2 where `engine.packs` says
+    so, 1 to keep the compiler from making pairs that must be put together first; 0 leaves it to the compiler, on any card."""
     if PACKED == 2:
         return tl.inline_asm_elementwise(
             "{.reg .b64 a, b; mov.b64 a, {$2, $3}; mov.b64 b, {$4, $5}; mul.rn.f32x2 a, a, b; mov.b64 {$0, $1}, a;}",

@@ -47,7 +47,7 @@ def card_obstacle(tensor: Tensor) -> str | None:
 
 
 def packs(tensor: Tensor) -> bool:
-    """Whether kernels should multiply two float32 numbers of a lane in one instruction, as NVIDIA's cards can from Blackwell on."""
+    """Whether kernels should take two float32 numbers of a lane in one instruction, as NVIDIA's cards can from Blackwell on."""
     if tensor.device.type != "cuda" or interpreted() or torch.version.cuda is None:
         return False
     return compute_dtype(tensor.dtype) == torch.float32 and torch.cuda.get_device_capability(tensor.device) >= (10, 0)

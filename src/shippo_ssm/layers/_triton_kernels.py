@@ -45,7 +45,7 @@ def cell_step(
     state = add_source(state, load_lines(write, u, g, n, real, RANK, N, DTYPE), sources, 0, RANK, P, PAIRS)
     readout = load_lines(read, u, g, n, real, 1, N, DTYPE)[0]
     readouts = ()
-    for p in tl.static_range(P):
+    for _ in tl.static_range(P):
         readouts += (readout,)
     store_tile(y, u, g, real, fold(readouts, state, P, HALVES, PAIRS), P)
     store_state(after, u, g, n, real, state, N, P)

@@ -14,7 +14,8 @@ or, as a mirror, from the last position to the first, with dy in the place of `v
     S <- exp(step drift) * ((S + write value^T) right^T).
 
 `gradients` then needs no order in time: a program takes SPAN positions, with the adjoint S behind them and the state H
-before every KEEP of them, both left there by `scan`. It computes BT states again, all in registers, and goes back through them.
+before every KEEP of them, both left there by `scan`. It computes the states between again, in registers, and goes back through
+BT of them at once.
 
 Sums over N (y, and the gradients of value, right and step) are made for many numbers at once, by `fold`: one by one they would
 take more instructions than the recurrence.
@@ -114,6 +115,48 @@ def fold(firsts, seconds, COUNT: tl.constexpr, HALVES: tl.constexpr, PACKED: tl.
 
 
 @triton.jit
+def fold_outer(rows, columns, P: tl.constexpr, HALVES: tl.constexpr, PACKED: tl.constexpr):
+    """sum_n rows[p] columns[q] for all p and q, as one tile [BG, P P], filled to a power of two.
+
+    In a warp with one number of each sum per lane, two lanes first add two sums q and q + 1 to each other, each lane one of
+    them: half as much is left to be turned around by `fold`'s exchange, which would hold up the card.
+    """
+    PARTS: tl.constexpr = 2**HALVES
+    BG: tl.constexpr = rows[0].shape[0]
+    REST: tl.constexpr = rows[0].shape[1] // PARTS
+    ONE: tl.constexpr = 1 if PACKED else 0
+    if BG * REST == 32 and REST > 1 and P > 1 and padded(P) == P:
+        lane = tl.arange(0, BG * REST) % REST
+        partner = tl.broadcast_to((tl.arange(0, REST) ^ (REST // 2))[None, :], (BG, REST))
+        own, other = (), ()
+        for q in tl.static_range(0, P, 2):
+            x = unbind(tl.reshape(columns[q], (BG * REST, PARTS)), PARTS)
+            y = unbind(tl.reshape(columns[q + 1], (BG * REST, PARTS)), PARTS)
+            for part in tl.static_range(PARTS):
+                own += (tl.where(lane < REST // 2, x[part], y[part]),)
+                other += (tl.where(lane < REST // 2, y[part], x[part]),)
+        sums = ()
+        for p in tl.static_range(P):
+            a = unbind(tl.reshape(rows[p], (BG * REST, PARTS)), PARTS)
+            for q in tl.static_range(P // 2):
+                near, far = mul(a[0], own[q * PARTS], ONE), mul(a[0], other[q * PARTS], ONE)
+                for part in tl.static_range(1, PARTS):
+                    near, far = fma(a[part], own[q * PARTS + part], near, ONE), fma(a[part], other[q * PARTS + part], far, ONE)
+                far = tl.gather(tl.reshape(far, (BG, REST)), partner, 1)
+                sums += (near + tl.reshape(far, (BG * REST,)),)
+        tile = tl.reshape(bind(sums, 0, 1, P * P // 2), (BG, 2, REST // 2, P * P // 2))
+        tile = tl.reshape(tl.permute(tile, (0, 3, 1, 2)), (BG * P * P, REST // 2))
+        return tl.reshape(total(tile, REST // 2, PACKED), (BG, P * P))
+    else:
+        firsts, seconds = (), ()
+        for p in tl.static_range(P):
+            seconds += columns
+            for _ in tl.static_range(P):
+                firsts += (rows[p],)
+        return fold(firsts, seconds, P * P, HALVES, PACKED)
+
+
+@triton.jit
 def total(tile, SIZE: tl.constexpr, PACKED: tl.constexpr):
     """The sums of the rows of a tile [M, SIZE], each in one lane: halves are added to halves."""
     if SIZE == 1:
@@ -179,7 +222,7 @@ def real_groups(first, g, G: tl.constexpr, BG: tl.constexpr):
 
 @triton.jit
 def kept_of(begin, length, sequence, HAS_BOUNDS: tl.constexpr, KEEP: tl.constexpr):
-    """Where the states of a sequence begin that are kept: before every KEEP positions, and behind the last if these are full."""
+    """Where the kept states of a sequence begin: those before every KEEP positions, and behind the last if these are full."""
     return (begin // KEEP if HAS_BOUNDS else sequence * (length // KEEP)) + sequence
 
 
@@ -264,7 +307,7 @@ def scan(
                 if not MIRROR:
                     state = add_source(state, wheres, values, k * RANK * P, RANK, P, PAIRS)
                 if READS:
-                    for p in tl.static_range(P):
+                    for _ in tl.static_range(P):
                         firsts += (readouts[k],)
                     answers += answer if HAS_SEEN else state
                 if SUMMARY:
@@ -409,13 +452,10 @@ def gradients(
                 faded += (mul(upper[p], lefts[k], PAIRS),)
             before = faded
             if HAS_RIGHT:
-                before, rows, columns = (), (), ()
+                before = ()
                 for p in tl.static_range(P):
                     before += (dot(faded, rights, k * P * P + p * P, 1, P, PAIRS),)
-                    columns += faded
-                    for q in tl.static_range(P):
-                        rows += (old[p],)
-                store_tile(dright, at, g, here, fold(rows, columns, P * P, HALVES, PAIRS), P * P)
+                store_tile(dright, at, g, here, fold_outer(old, faded, P, HALVES, PAIRS), P * P)
             slope = mul(old[0], before[0], PAIRS)
             for p in tl.static_range(1, P):
                 slope = fma(old[p], before[p], slope, PAIRS)

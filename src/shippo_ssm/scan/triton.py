@@ -61,7 +61,7 @@ def span_of(chains: int, length: int) -> int:
 
 
 def configs(order: int, width: int, *, groups: tuple[int, ...], numbers: int, ahead: int) -> tuple[Config, ...]:
-    """The configurations to choose from: `groups` of a program, `numbers` of a round's values, rounds that loads run `ahead`."""
+    """The configurations to choose from: `groups` of a program, `numbers` of a round's values, rounds of loads `ahead`."""
     lanes, columns = 1 << (order - 1).bit_length(), 1 << (width - 1).bit_length()
     # Up to eight numbers of one group's state in a lane.
     warps, positions = max(1, min(8, lanes * width // 256)), max(1, min(LONGEST_ROUND, numbers // columns))
