@@ -5,7 +5,7 @@ rates of a `Card` give, for a pass over a `Shape`, the time that each resource n
 as long as the largest of them, which binds. Of the configurations that autotuning may choose, the fastest is taken. Nothing
 here was measured on a card. What is assumed beside the published rates: all resources overlap; a warp alone on its scheduler
 issues in order, with the latencies of `card_code.LATENCY`; memory answers after `MEMORY_SECONDS`; a program that ends makes
-room for the next at once; what goes through shared memory takes the cycles of `EXCHANGE`.
+room for the next at once; 128 bytes pass through the shared memory of a processor in a cycle.
 
 The same kind of model, work over peak rate and bytes over bandwidth, is held against the CPU kernel's measured time
 (`results/bench.json`): what it says too little there it may well say too little here.
@@ -26,11 +26,6 @@ from shippo_ssm.scan.segments import MOST_SEGMENTS, SEGMENT_LENGTH
 from shippo_ssm.scan.triton import FEWEST_CHAINS, keep_every, span_of
 
 MEMORY_SECONDS = 600e-9
-# Cycles of a processor for a warp that exchanges numbers with other lanes or with memory, by the first letters of the
-# instruction: 128 bytes pass in one, and the wide stores and loads of whole matrices move 512.
-EXCHANGE = {"LDGSTS": 2, "LDSM": 4, "STSM": 4, "STS": 4, "LDS": 1, "SHFL": 1, "LDG": 1, "STG": 1}
-# Instructions of the units for floats, which also multiply integers.
-FLOATS = ("FFMA", "FMUL", "FADD", "FSEL", "FSETP", "HFMA2", "IMAD")
 # Units of four schedulers: registers, and bytes of shared memory.
 REGISTERS, SHARED = 65536, 160 * 1024
 SHAPES = {"training": Shape(), "one long sequence": Shape(batch=1, length=65536)}
@@ -78,20 +73,6 @@ class Terms(NamedTuple):
         return max(self._asdict(), key=lambda name: getattr(self, name))
 
 
-def of_units(instructions: dict[str, int]) -> dict[str, int]:
-    """Cycles of the units that can hold a scheduler, or all of a processor, up."""
-    floats = {word: count for word, count in instructions.items() if word.startswith(FLOATS)}
-    exchanges = ((word, count) for word, count in instructions.items() if word.startswith(tuple(EXCHANGE)))
-    return {
-        # A packed instruction, of two numbers in a lane, is two.
-        "float": sum(2 * count if word in ("FFMA2", "FMUL2", "FADD2") else count for word, count in floats.items()),
-        "exchange": sum(
-            count * next(cycles for letters, cycles in EXCHANGE.items() if word.startswith(letters))
-            for word, count in exchanges
-        ),
-    }
-
-
 class Work(NamedTuple):
     """What a kernel does at a shape."""
 
@@ -128,7 +109,7 @@ def terms(card: Card, shape: Shape, record: dict[str, Any], work: Work) -> Terms
     room = min(REGISTERS // (32 * record["warps"] * record["registers"]), SHARED // max(1, record["shared"]))
     turns, rounds = -(-here // max(1, room)), work.positions / record["BT"]
     (loop,) = record["loops"]
-    units = of_units(loop["instructions"])
+    units = loop["units"]
     own = max(sum(loop["instructions"].values()), units["float"] * 128 / card.float_lanes)
     # Shared memory serves one warp of a processor at a time.
     warps = here * record["warps"]

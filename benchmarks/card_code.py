@@ -25,6 +25,8 @@ from shippo_ssm.engine import Config
 TARGETS = {"sm_80": ("cuda", 80, 32), "sm_90": ("cuda", 90, 32), "sm_100": ("cuda", 100, 32), "gfx942": ("hip", "gfx942", 64)}
 RESULT = Path(__file__).resolve().parents[1] / "results" / "gpu.json"
 ORDER, WIDTH = 32, 4
+# Of right actions that a lane cannot hold.
+WIDER = (8,)
 
 
 class Kernel(NamedTuple):
@@ -45,15 +47,15 @@ def kernels() -> dict[str, Kernel]:
     import torch
 
     from shippo_ssm.actions.expm import CARD
-    from shippo_ssm.actions.kernels import ITEM_CONFIGS
+    from shippo_ssm.actions.kernels import item_configs
     from shippo_ssm.actions.split import _card_constants
     from shippo_ssm.layers.card import step_configs
-    from shippo_ssm.scan.triton import FORWARD, GRADIENTS, PREFIX, configs, keep_every, span_of
+    from shippo_ssm.scan.triton import FORWARD, GRADIENTS, PREFIX, SILENT, configs, keep_every, span_of
 
     float32, shape = torch.float32, Shape()
     scan: dict[str, Any] = {
-        "N": ORDER, "P": WIDTH, "RANK": 1, "HAS_RIGHT": True, "HAS_SEEN": False, "VARYING": False, "HAS_INITIAL": True,
-        "HAS_BOUNDS": False, "EVEN": True, "DTYPE": "float32", "INDEX": "int32", "seen": None, "bounds": None,
+        "G": shape.groups, "N": ORDER, "P": WIDTH, "RANK": 1, "HAS_RIGHT": True, "HAS_SEEN": False, "VARYING": False,
+        "HAS_INITIAL": True, "HAS_BOUNDS": False, "EVEN": True, "DTYPE": "float32", "seen": None, "bounds": None,
     }  # fmt: skip
     through = {"MIRROR": False, "READS": True, "SUMMARY": False, "KEEP": 0, "kept": None, "left": None, "turned": None}
     through = scan | through
@@ -65,15 +67,28 @@ def kernels() -> dict[str, Kernel]:
     summary |= {"SUMMARY": True, "READS": False, "HAS_INITIAL": False} | dict.fromkeys(("y", "read", "initial"))
     back = scan | {"KEEP": keep_every(WIDTH), "SPAN": size, "whose": None}
     whole = {"N": ORDER, "P": WIDTH, "HAS_RIGHT": True, "DTYPE": "float32"}
-    forward, silent, backward = (configs(ORDER, WIDTH, **asked) for asked in (FORWARD, {}, GRADIENTS))
+    forward, silent, backward = (configs(ORDER, WIDTH, **asked) for asked in (FORWARD, SILENT, GRADIENTS))
 
     def shown(constants: dict[str, Any]) -> dict[str, Any]:
         return {name: constant for name, constant in constants.items() if name != "seen"} | {"HAS_SEEN": True}
 
-    exp = {"P": WIDTH, "DEGREE": CARD[float32].degree, "THETA": CARD[float32].theta, "DTYPE": "float32"}
-    one_way = {"P": WIDTH, "DTYPE": "float32", "BACKWARD": False, "cotangent": None, "d_coords": None, "d_step": None}
-    both_ways = {"P": WIDTH, "DTYPE": "float32", "BACKWARD": True}
-    factors = _card_constants(float32, (4, 6, 6))
+    def action(name: str, width: int, constants: dict[str, Any]) -> Kernel:
+        function, choices = item_configs(name, width)
+        return Kernel("actions", function, constants | {"P": width, "DTYPE": "float32"}, choices)
+
+    exp = {"DEGREE": CARD[float32].degree, "THETA": CARD[float32].theta}
+    one_way = {"BACKWARD": False, "cotangent": None, "d_coords": None, "d_step": None}
+    both_ways = {"BACKWARD": True}
+    rights = {}
+    for width in (WIDTH, *WIDER):
+        title = "" if width == WIDTH else f", P {width}"
+        factors = _card_constants(float32, (width, width * (width - 1) // 2, width * (width - 1) // 2))
+        rights |= {
+            f"expm{title}": action("expm", width, exp | {"FRECHET": False, "direction": None}),
+            f"expm backward{title}": action("expm", width, exp | {"FRECHET": True}),
+            f"split{title}": action("split", width, one_way | factors),
+            f"split backward{title}": action("split", width, both_ways | factors),
+        }
     return {
         "scan forward": Kernel("scan", "scan", through, forward),
         "scan forward, training": Kernel("scan", "scan", training, forward),
@@ -85,12 +100,9 @@ def kernels() -> dict[str, Kernel]:
         "cell forward, training": Kernel("scan", "scan", shown(training), forward[:1]),
         "cell gradients": Kernel("scan", "gradients", shown(back), backward[:1]),
         "scan forward, bfloat16": Kernel("scan", "scan", through, forward[:1], "bf16"),
-        "expm": Kernel("actions", "expm", exp | {"FRECHET": False, "direction": None}, ITEM_CONFIGS),
-        "expm backward": Kernel("actions", "expm", exp | {"FRECHET": True}, ITEM_CONFIGS),
-        "split": Kernel("actions", "split", one_way | factors, ITEM_CONFIGS),
-        "split backward": Kernel("actions", "split", both_ways | factors, ITEM_CONFIGS),
-        "rotation": Kernel("actions", "rotation", one_way, ITEM_CONFIGS),
-        "rotation backward": Kernel("actions", "rotation", both_ways, ITEM_CONFIGS),
+        **rights,
+        "rotation": action("rotation", WIDTH, one_way),
+        "rotation backward": action("rotation", WIDTH, both_ways),
     }
 
 
@@ -104,7 +116,9 @@ def compile_kernel(kernel: Kernel, config: Config, target: str) -> Any:
 
     function = getattr(importlib.import_module(f"shippo_ssm.{kernel.room}._triton_kernels"), kernel.function)
     constants: dict[str, Any] = kernel.constants | dict(config.sizes)
-    constants = {name: getattr(tl, value) if name in ("DTYPE", "INDEX") else value for name, value in constants.items()}
+    if "PACKED" in function.arg_names:
+        constants["PACKED"] = target == "sm_100"
+    constants = {name: getattr(tl, value) if name == "DTYPE" else value for name, value in constants.items()}
     scalars = {"length": "i32", "groups": "i32", "crowd": "i32", "count": "i32", "bounds": "*i64", "whose": "*i64"}
     signature = {
         name: "constexpr" if name in constants else scalars.get(name, f"*{kernel.dtype}") for name in function.arg_names
@@ -118,7 +132,7 @@ def compile_kernel(kernel: Kernel, config: Config, target: str) -> Any:
     return compile(source, target=GPUTarget(*TARGETS[target]), options=options)
 
 
-def describe(compiled: Any) -> dict[str, Any]:
+def describe(compiled: Any, target: str) -> dict[str, Any]:
     """Registers, stack and shared memory of compiled code; for NVIDIA also the instructions of its innermost loops."""
     if "amdgcn" in compiled.asm:
         listing = compiled.asm["amdgcn"]
@@ -136,8 +150,10 @@ def describe(compiled: Any) -> dict[str, Any]:
         binary.write_bytes(compiled.asm["cubin"])
         usage = _tool("cuobjdump", "-res-usage", str(binary))
         listing = _tool("nvdisasm", "-c", str(binary))
+    # Ampere's data-centre cards have half of the others' units for floats.
+    lanes = 16 if target == "sm_80" else 32
     registers, stack = (int(number) for number in re.findall(r"REG:(\d+) STACK:(\d+)", usage)[0])
-    return {"registers": registers, "stack": stack, "shared": compiled.metadata.shared, "loops": loops(listing)}
+    return {"registers": registers, "stack": stack, "shared": compiled.metadata.shared, "loops": loops(listing, lanes)}
 
 
 def _tool(name: str, *arguments: str) -> str:
@@ -153,11 +169,18 @@ class Instruction(NamedTuple):
     word: str
     writes: tuple[str, ...]
     reads: tuple[str, ...]
+    words: int = 1
+    """Registers of a lane that go to memory or come from there; small matrices of one instruction."""
 
 
 # Cycles until a result can be used, by the first letters of the instruction; 4 for all others. Measured by others on Ampere and
 # Hopper; the assumptions of the model, not facts about a run.
 LATENCY = {"SHFL": 24, "LDS": 24, "LDSM": 30, "MUFU": 20, "S2R": 20, "R2UR": 8, "U": 6, "BAR": 20, "DEPBAR": 10, "CALL": 20}
+# Instructions of the units for floats, which also multiply integers, and those of two numbers in a lane.
+FLOATS = ("FFMA", "FMUL", "FADD", "FSEL", "FSETP", "HFMA2", "IMAD")
+PACKED = ("FFMA2", "FMUL2", "FADD2")
+# What exchanges numbers with other lanes or with memory.
+EXCHANGE = ("LDGSTS", "LDSM", "STSM", "STS", "LDS", "SHFL", "LDG", "STG")
 # Instructions that write no register.
 SILENT = ("ST", "BAR", "BRA", "LDGSTS", "LDGDEPBAR", "DEPBAR", "NOP", "EXIT", "RED", "BSYNC", "WARPSYNC", "SYNCS")
 
@@ -178,19 +201,41 @@ def parse(line: str) -> Instruction | None:
         if size in kinds and writes and writes[0].startswith("R"):
             writes = [f"R{int(writes[0][1:]) + k}" for k in range(more)]
     reads = re.findall(r"\bU?[RP]\d+", " ".join([guard or "", *operands[len(written) :]]))
-    return Instruction(word, tuple(writes), tuple(reads))
+    words = next((words for size, words in ((".128", 4), (".64", 2), (".M88.4", 4), (".M88.2", 2)) if size in kinds), 1)
+    return Instruction(word, tuple(writes), tuple(reads), words)
 
 
-def alone(body: list[Instruction], rounds: int = 6) -> float:
+def units(body: list[Instruction]) -> dict[str, int]:
+    """Cycles of the units that can hold a scheduler, or all of a processor, up: those for floats, 32 lanes wide, and the shared
+    memory, through which 128 bytes pass in a cycle.
+
+    Four words of a lane at once are read from there by lanes that share them, the numbers of a group, which pass once; but what
+    the loop itself has stored, and does not read as small matrices, every lane reads for itself.
+    """
+    passed = collections.Counter()
+    for word, _, _, words in body:
+        passed[word] += 1 if word == "LDS" and words == 4 else words
+    turned = max(0, passed["STS"] + passed["STSM"] - passed["LDSM"])
+    return {
+        "float": sum(2 if word in PACKED else 1 for word, *_ in body if word.startswith(FLOATS)),
+        "exchange": sum(passed[word] for word in EXCHANGE) + turned * 3 // 4,
+    }
+
+
+def alone(body: list[Instruction], float_lanes: int = 32, rounds: int = 6) -> float:
     """Cycles of one round of a loop for a warp that has its scheduler to itself: in order, one instruction per cycle at most,
-    each when its operands are there. Loads from global memory are taken to have arrived."""
+    each when its operands are there, and the units for floats if it needs one of them: they are `float_lanes` wide. Loads from
+    global memory are taken to have arrived."""
     ready: dict[str, int] = {}
-    now, begin = 0, 0
+    now, begin, free = 0, 0, 0
     for turn in range(rounds):
         if turn == 2:
             begin = now
-        for word, writes, reads in body:
+        for word, writes, reads, _ in body:
             now = max([now + 1, *(ready.get(name, 0) for name in (*reads, *writes))])
+            if word.startswith(FLOATS):
+                now = max(now, free)
+                free = now + (2 if word in PACKED else 1) * 32 // float_lanes
             wait = next((cycles for letters, cycles in LATENCY.items() if word.startswith(letters)), 4)
             if word.startswith(("BAR", "DEPBAR")):
                 now += wait
@@ -198,8 +243,8 @@ def alone(body: list[Instruction], rounds: int = 6) -> float:
     return (now - begin) / (rounds - 2)
 
 
-def loops(listing: str) -> list[dict[str, Any]]:
-    """The innermost loops of a listing, in their order: how often each instruction stands there, and `alone`.
+def loops(listing: str, float_lanes: int = 32) -> list[dict[str, Any]]:
+    """The innermost loops of a listing, in their order: how often each instruction stands there, `units` and `alone`.
 
     A loop is a jump backwards.
     """
@@ -217,7 +262,9 @@ def loops(listing: str) -> list[dict[str, Any]]:
     for low, high in inner:
         body = [instruction for line in lines[low : high + 1] if (instruction := parse(line)) is not None]
         counts = collections.Counter(instruction.word for instruction in body)
-        found.append({"instructions": dict(counts.most_common()), "alone": round(alone(body), 1)})
+        found.append(
+            {"instructions": dict(counts.most_common()), "units": units(body), "alone": round(alone(body, float_lanes), 1)}
+        )
     return found
 
 
@@ -225,7 +272,7 @@ def record(name: str, place: int, target: str) -> dict[str, Any]:
     """One line of the result: kernel `name` in its configuration `place` on `target`."""
     kernel = kernels()[name]
     config = kernel.configs[place]
-    found = describe(compile_kernel(kernel, config, target))
+    found = describe(compile_kernel(kernel, config, target), target)
     return {"kernel": name, "target": target, **dict(config.sizes), "warps": config.num_warps, **found}
 
 

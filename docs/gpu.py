@@ -28,8 +28,8 @@ brings Triton. With tensors on a card (CUDA, or ROCm, which torch calls the same
   replay of each segment are kernels, and the host never waits for the card.
 - a single position that continues a state without gradients (`Shippo.step`, generation): one kernel, state in, state
   out (`layers/_triton_kernels.py`).
-- `expm`, split products and rotations with their gradients: `actions/_triton_kernels.py`, one matrix per lane, P up
-  to 4. Wider ones take torch's batched products.
+- `expm`, split products and rotations with their gradients: `actions/_triton_kernels.py`, P up to 16. Up to P = 4 a
+  lane holds a whole matrix; wider ones lie across lanes. What is wider still takes torch's batched products.
 
 `resolve_backend` says what is taken and why; without Triton it is `chunked`. A kernel is compiled when it is first
 called, never at import. Which of a few configurations is the fastest is measured at the first call with operands of a
@@ -41,13 +41,17 @@ projections around it are torch's operators on a card.
 
 A program is one sequence and a few groups (BG); it keeps their states in registers from the first position to the
 last, BT positions in a round. N lies along the lanes of a warp, the P columns are P registers of a lane. Loads run
-STAGES - 1 rounds ahead through shared memory. Sums over N are made for sixteen numbers at once: the lanes exchange
-them so that each adds up all numbers of one sum.
+STAGES - 1 rounds ahead through shared memory; the lines of a round, write and read, are loaded as one tile. Sums over
+N are made for sixteen numbers at once: the lanes exchange them so that each adds up all numbers of one sum. On
+Blackwell two neighbours of N in a lane go through one instruction (`fma.rn.f32x2`), in inline PTX, since the compiler
+finds few of these pairs by itself. **Triton's interpreter runs no PTX**: there, and on other cards, the same places
+hold the plain product and sum.
 
 The backward pass is two kernels. The adjoint goes back through time alone, as the forward pass goes forth, and leaves
 itself at the ends of two or more long spans, the first of which it need not enter. Then all spans are computed beside
 each other, in any order: a program goes back through its span with the state before every BT positions, which the
-forward pass has kept, computes the states between in registers, and from them and the adjoint all gradients.
+forward pass has kept, computes the states between in registers, and from them and the adjoint all gradients. The
+state behind a block is the one kept before the next, which the program has just had.
 
 ## What was proved, and how
 
@@ -57,7 +61,8 @@ forward pass has kept, computes the states between in registers, and from them a
 - **The machine code.** Triton's compiler makes it without a card, for NVIDIA's Ampere (`sm_80`), Hopper (`sm_90`) and
   Blackwell (`sm_100`) and for AMD's CDNA 3 (`gfx942`): `python -m benchmarks.card_code` does so for every kernel and
   every configuration that autotuning may choose, and a test does it again for the flagship shape, N 32, P 4, rank 1.
-  Stack is where spilled registers go.
+  Stack is where spilled registers go. Right actions are listed for P 8 as well; at P 16 a split product's code has a
+  stack without spills: the sine of a huge angle works there.
 
 """
 MODEL = """
@@ -67,7 +72,8 @@ From the instructions of the compiled loops, the registers and shared memory abo
 cards, `python -m benchmarks.card` predicts the time of a pass: the largest of what each resource needs. *memory*:
 bytes that must move over the card's bandwidth, kept states with them; *flight*: rounds over those that loads run
 ahead, times the answer time of the memory; *issue*: instructions of the busiest scheduler, or the cycles of its units
-for floats, or of the processor's shared memory; *order*: one warp's own instructions, each waiting for its operands.
+for floats (two for an instruction of two numbers), or of the processor's shared memory, by the bytes that pass;
+*order*: one warp's own instructions, each waiting for its operands and for the units.
 It assumes that all of them overlap. The fraction is that of the memory roof: 1 is a pass that streams its operands and
 results once at the card's full bandwidth. A pass forth and back streams more, since states are kept and the adjoint
 reads some operands once more: {bound:.2f} is then as good as memory allows at the first shape. Where a few long

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from benchmarks import card
-from benchmarks.card_code import RESULT, TARGETS, Instruction, alone, kernels, loops, parse, record
+from benchmarks.card_code import RESULT, TARGETS, Instruction, alone, kernels, loops, parse, record, units
 from benchmarks.problem import Shape
 from benchmarks.roof import bytes_moved
 from docs import gpu
@@ -46,7 +46,7 @@ def test_the_model_by_hand():
     a100 = card.CARDS[0]
     assert a100.clock == pytest.approx(1.41e9, rel=1e-2)
     shape = Shape(batch=1, length=10, groups=108)
-    loop = {"instructions": {"FFMA": 100}, "alone": 500.0}
+    loop = {"instructions": {"FFMA": 100}, "units": {"float": 100, "exchange": 0}, "alone": 500.0}
     made = {"BG": 1, "BT": 2, "STAGES": 5, "warps": 1, "registers": 64, "shared": 1024, "loops": [loop]}
     terms = card.terms(a100, shape, made, card.work_of("scan forward", shape))
     assert terms.order == pytest.approx(5 * 500 / a100.clock)
@@ -55,7 +55,14 @@ def test_the_model_by_hand():
     assert terms.memory == pytest.approx(bytes_moved(shape, "forward") / 2.039e12)
     assert terms.flight == pytest.approx(5 * 600e-9 / 4)
     assert terms.binds() == "order"
-    assert card.of_units({"FFMA2": 3, "FADD": 1, "STS": 2, "SHFL": 5, "MOV": 7}) == {"float": 7, "exchange": 13}
+
+
+def test_units_of_a_loop():
+    """Pairs take the units for floats twice; what passes through shared memory counts by its width, shared numbers once."""
+    words = {"FFMA2": 1, "FADD": 1, "LDGSTS": 4, "STS": 4, "LDS": 4, "STG": 2, "SHFL": 1, "MOV": 1}
+    body = [Instruction(word, (), (), size) for word, size in words.items()]
+    # 4 + 4 + 1 + 2 + 1, and 3 more, since what was stored is read by every lane for itself.
+    assert units(body) == {"float": 3, "exchange": 15}
 
 
 def test_the_work_of_a_backward_pass():
@@ -70,11 +77,13 @@ def test_the_work_of_a_backward_pass():
 
 def test_instructions_wait_for_their_operands():
     line = "        /*0a10*/              @!P0 LDS.128 R4, [R12+UR5] ;"
-    assert parse(line) == Instruction("LDS", ("R4", "R5", "R6", "R7"), ("P0", "R12", "UR5"))
+    assert parse(line) == Instruction("LDS", ("R4", "R5", "R6", "R7"), ("P0", "R12", "UR5"), 4)
     assert parse("        /*0a20*/                   STG.E [R2.64], R5 ;") == Instruction("STG", (), ("R2", "R5"))
     chain = [Instruction("FFMA", ("R1",), ("R1",))]
     assert alone(chain) == 4
-    assert alone([Instruction("FFMA", (f"R{k}",), (f"R{k}",)) for k in range(8)]) == 8
+    many = [Instruction("FFMA", (f"R{k}",), (f"R{k}",)) for k in range(8)]
+    assert alone(many) == 8
+    assert alone(many, float_lanes=16) == 16
     listing = f".L_x_0:\n{line}\n        /*0a30*/                   FADD R1, R1, R4 ;\n        /*0a40*/  @P0 BRA `(.L_x_0) ;\n"
     (only,) = loops(listing)
     assert only["instructions"] == {"LDS": 1, "FADD": 1, "BRA": 1}

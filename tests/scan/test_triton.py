@@ -43,6 +43,7 @@ def test_double_precision_equals_the_reference(interpreter, regime):
         {"seen": True, "rank": 3, "varying": True, "T": 4},
         {"right": False, "rank": 2, "T": 3, "P": 5, "N": 9, "G": 1},
         {"T": 2, "P": 1, "N": 1},
+        {"T": 5, "P": 4, "N": 13, "G": 3},
         {"T": 2, "P": 16, "N": 2, "G": 1, "right": False},
     ],
     ids=lambda case: " ".join(f"{key}={value}" for key, value in case.items()),

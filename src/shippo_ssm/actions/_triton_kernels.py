@@ -1,7 +1,9 @@
 """Right actions for cards, in Triton: exponentials, split products and rotations of many small matrices, with gradients.
 
-A lane of a warp holds one item: a matrix is P^2 numbers, each a tile [BM] over the items of a program, entry (i, j) at
-i P + j. Formulas and names are those of `_expm_kernels.py`, `_split_kernels.py` and `rotations.py`.
+Up to P = 4 a lane of a warp holds one item: a matrix is P^2 numbers, each a tile [BM] over the items of a program, entry (i, j)
+at i P + j. Wider matrices would not fit there. `wide_expm` holds them as tiles [BM, BP, BP], filled to a power of two with
+zeros, which stay so; `wide_split` as P columns, tiles [BM, BP] with a row in a lane, since a factor touches two columns of a
+matrix and every row alike. Formulas and names are those of `_expm_kernels.py`, `_split_kernels.py` and `rotations.py`.
 """
 
 from __future__ import annotations
@@ -9,7 +11,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from shippo_ssm.engine._triton_kernels import load_numbers, store_numbers
+from shippo_ssm.engine._triton_kernels import bind, filled, load_numbers, load_state, padded, store_numbers, store_state, unbind
 
 
 @triton.jit
@@ -71,9 +73,9 @@ def expm(
     T = exp(2^-s A) - I by Horner's rule, so that rounding errors are those of the small part; squaring is T <- 2 T + T^2.
     """
     SIZE: tl.constexpr = P * P
-    m = tl.program_id(0).to(tl.int64) * BM + tl.arange(0, BM)
-    real = m < count
-    a = load_numbers(generator, m, real, SIZE, DTYPE)
+    row, m = tl.program_id(0).to(tl.int64) * BM, tl.arange(0, BM)
+    real = row + m < count
+    a = load_numbers(generator, row, m, real, SIZE, DTYPE)
     if FRECHET:
         a = transposed(a, P)
     norm = tl.zeros((BM,), DTYPE)
@@ -87,7 +89,7 @@ def expm(
     a = times(a, tl.exp2(-squarings), SIZE)
     total = times(a, 1.0 / DEGREE, SIZE)
     if FRECHET:
-        e = times(load_numbers(direction, m, real, SIZE, DTYPE), tl.exp2(-squarings), SIZE)
+        e = times(load_numbers(direction, row, m, real, SIZE, DTYPE), tl.exp2(-squarings), SIZE)
         slope = times(e, 1.0 / DEGREE, SIZE)
     power = tl.full((BM,), DEGREE - 1, DTYPE)
     for _ in range(1, DEGREE):
@@ -104,12 +106,56 @@ def expm(
             slope = chosen(going, plus(turned, slope, 2.0, SIZE), slope, SIZE)
         total = chosen(going, plus(product(total, total, P), total, 2.0, SIZE), total, SIZE)
     if FRECHET:
-        store_numbers(out, m, real, slope, SIZE)
+        store_numbers(out, row, m, real, slope, SIZE)
     else:
         result = ()
         for k in tl.static_range(SIZE):
             result += (total[k] + (1.0 if k % (P + 1) == 0 else 0.0),)
-        store_numbers(out, m, real, result, SIZE)
+        store_numbers(out, row, m, real, result, SIZE)
+
+
+@triton.jit
+def tile_product(a, b):
+    """a b of tiles [BM, BP, BP]."""
+    return tl.sum(a[:, :, :, None] * b[:, None, :, :], 2)
+
+
+@triton.jit
+def wide_expm(
+    generator, direction, out, count, P: tl.constexpr, FRECHET: tl.constexpr, DEGREE: tl.constexpr, THETA: tl.constexpr,
+    DTYPE: tl.constexpr, BM: tl.constexpr,
+):  # fmt: skip
+    """The same as `expm` for wide matrices."""
+    BP: tl.constexpr = padded(P)
+    row, m, i = tl.program_id(0).to(tl.int64) * BM, tl.arange(0, BM)[:, None, None], tl.arange(0, BP)
+    at = row * (P * P) + (m * P + i[None, :, None]) * P + i[None, None, :]
+    real = (row + m < count) & (i < P)[None, :, None] & (i < P)[None, None, :]
+    a = tl.load(generator + at, mask=real, other=0.0).to(DTYPE)
+    if FRECHET:
+        a = tl.permute(a, (0, 2, 1))
+    norm = tl.max(tl.sum(tl.abs(a), 1), 1)
+    squarings = tl.where(norm < float("inf"), tl.ceil(tl.log2(tl.maximum(norm / THETA, 1.0))), 0.0)[:, None, None]
+    a *= tl.exp2(-squarings)
+    total = a * (1.0 / DEGREE)
+    if FRECHET:
+        e = tl.load(direction + at, mask=real, other=0.0).to(DTYPE) * tl.exp2(-squarings)
+        slope = e * (1.0 / DEGREE)
+    power = tl.full((BM, 1, 1), DEGREE - 1, DTYPE)
+    for _ in range(1, DEGREE):
+        if FRECHET:
+            slope = (e + tile_product(e, total) + tile_product(a, slope)) / power
+        total = (a + tile_product(a, total)) / power
+        power -= 1.0
+    for k in range(tl.max(tl.max(tl.max(squarings, 0), 0), 0).to(tl.int32)):
+        going = squarings > k
+        if FRECHET:
+            slope = tl.where(going, 2.0 * slope + (tile_product(total, slope) + tile_product(slope, total)), slope)
+        total = tl.where(going, 2.0 * total + tile_product(total, total), total)
+    if FRECHET:
+        result = slope
+    else:
+        result = total + tl.where(i[None, :, None] == i[None, None, :], 1.0, 0.0).to(DTYPE)
+    tl.store(out + at, result.to(out.dtype.element_ty), mask=real)
 
 
 @triton.jit
@@ -169,10 +215,10 @@ def split(
     """The split product, or its gradient, which takes the factors off again from the right."""
     SIZE: tl.constexpr = P * P
     NUM_COORDS: tl.constexpr = DIAGONALS + ROTATIONS + SHEARS
-    m = tl.program_id(0).to(tl.int64) * BM + tl.arange(0, BM)
-    real = m < count
-    x = load_numbers(coords, m, real, NUM_COORDS, DTYPE)
-    h = tl.load(step + m, mask=real, other=0.0).to(DTYPE)
+    row, m = tl.program_id(0).to(tl.int64) * BM, tl.arange(0, BM)
+    real = row + m < count
+    x = load_numbers(coords, row, m, real, NUM_COORDS, DTYPE)
+    h = tl.load(step + row + m, mask=real, other=0.0).to(DTYPE)
     if not BACKWARD:
         matrix = ()
         for k in tl.static_range(SIZE):
@@ -190,9 +236,9 @@ def split(
                 for j in tl.static_range(i + 1, P):
                     coef = h * x[DIAGONALS + ROTATIONS + i * P - i * (i + 1) // 2 + j - i - 1]
                     matrix = shear(matrix, i, j, coef, P)
-        store_numbers(right, m, real, matrix, SIZE)
+        store_numbers(right, row, m, real, matrix, SIZE)
     else:
-        matrix, bar = load_numbers(right, m, real, SIZE, DTYPE), load_numbers(cotangent, m, real, SIZE, DTYPE)
+        matrix, bar = load_numbers(right, row, m, real, SIZE, DTYPE), load_numbers(cotangent, row, m, real, SIZE, DTYPE)
         pulled = ()
         if SHEARS:
             for i in tl.static_range(P - 1, -1, -1):
@@ -219,8 +265,114 @@ def split(
         for k in tl.static_range(ROTATIONS + SHEARS):
             gradient += (pulled[k] * h,)
             d_h += pulled[k] * x[DIAGONALS + k]
-        store_numbers(d_coords, m, real, gradient, NUM_COORDS)
-        tl.store(d_step + m, d_h.to(d_step.dtype.element_ty), mask=real)
+        store_numbers(d_coords, row, m, real, gradient, NUM_COORDS)
+        tl.store(d_step + row + m, d_h.to(d_step.dtype.element_ty), mask=real)
+
+
+@triton.jit
+def line(m, real, i: tl.constexpr, FIRST: tl.constexpr, NUM_COORDS: tl.constexpr, P: tl.constexpr):
+    """Where the coordinates of the pairs (i, i + 1), (i, i + 2), .. lie, and which are meant; that of (0, 1) is at FIRST."""
+    k = tl.arange(0, padded(P - 1 - i))
+    at = m[:, None] * NUM_COORDS + (FIRST + i * P - i * (i + 1) // 2 + k)[None, :]
+    return at, real[:, None] & (k < P - 1 - i)[None, :]
+
+
+@triton.jit
+def pick(tile, k: tl.constexpr):
+    """Column k of a tile, as a sum: what it is made of, a sine say, stays with the lane that has computed it."""
+    return tl.sum(tl.where((tl.arange(0, tile.shape[1]) == k)[None, :], tile, 0.0), 1)
+
+
+@triton.jit
+def pair_put(columns, i: tl.constexpr, j: tl.constexpr, a, b):
+    """The columns with a and b in the places i < j."""
+    return columns[:i] + (a,) + columns[i + 1 : j] + (b,) + columns[j + 1 :]
+
+
+@triton.jit
+def turn_columns(columns, i: tl.constexpr, j: tl.constexpr, cos, sin):
+    """Columns i < j turned into each other."""
+    a, b = columns[i], columns[j]
+    return pair_put(columns, i, j, a * cos[:, None] + b * sin[:, None], b * cos[:, None] - a * sin[:, None])
+
+
+@triton.jit
+def wide_split(
+    coords, step, right, cotangent, d_coords, d_step, count, P: tl.constexpr, BACKWARD: tl.constexpr,
+    DIAGONALS: tl.constexpr, ROTATIONS: tl.constexpr, SHEARS: tl.constexpr, LIMIT: tl.constexpr, TERMS: tl.constexpr,
+    DTYPE: tl.constexpr, BM: tl.constexpr,
+):  # fmt: skip
+    """The same as `split` for wide matrices."""
+    NUM_COORDS: tl.constexpr = DIAGONALS + ROTATIONS + SHEARS
+    row, m, n = tl.program_id(0).to(tl.int64) * BM, tl.arange(0, BM), tl.arange(0, padded(P))
+    real = row + m < count
+    coords += row * NUM_COORDS
+    h = tl.load(step + row + m, mask=real, other=0.0).to(DTYPE)
+    whole = real[:, None] & (n < P)[None, :]
+    # Entry (n, n) of the diagonal factors lies where row n is.
+    decay, fade = tl.zeros((BM, padded(P)), DTYPE), tl.full((BM, padded(P)), 1.0, DTYPE)
+    slope = decay
+    if DIAGONALS:
+        x = tl.load(coords + m[:, None] * NUM_COORDS + n[None, :], mask=whole, other=0.0).to(DTYPE)
+        decay, slope = softplus(x, TERMS)
+        fade = tl.exp(-tl.minimum(h[:, None] * decay, LIMIT))
+    if not BACKWARD:
+        matrix = ()
+        for q in tl.static_range(P):
+            matrix += (tl.where((n == q)[None, :], fade, 0.0),)
+        if ROTATIONS:
+            for i in tl.static_range(P - 1):
+                at, here = line(m, real, i, DIAGONALS, NUM_COORDS, P)
+                angles = h[:, None] * tl.load(coords + at, mask=here, other=0.0).to(DTYPE)
+                cos, sin = tl.cos(angles), tl.sin(angles)
+                for j in tl.static_range(i + 1, P):
+                    matrix = turn_columns(matrix, i, j, pick(cos, j - i - 1), pick(sin, j - i - 1))
+        if SHEARS:
+            for i in tl.static_range(P - 1):
+                at, here = line(m, real, i, DIAGONALS + ROTATIONS, NUM_COORDS, P)
+                coefs = unbind(h[:, None] * tl.load(coords + at, mask=here, other=0.0).to(DTYPE), padded(P - 1 - i))
+                for j in tl.static_range(i + 1, P):
+                    matrix = pair_put(matrix, i, j, matrix[i], matrix[j] + coefs[j - i - 1][:, None] * matrix[i])
+        store_state(right, row, m, n, real, matrix, P, P)
+    else:
+        matrix, bar = load_state(right, row, m, n, real, P, P, DTYPE), load_state(cotangent, row, m, n, real, P, P, DTYPE)
+        d_coords += row * NUM_COORDS
+        d_h = tl.zeros((BM,), DTYPE)
+        if SHEARS:
+            for i in tl.static_range(P - 2, -1, -1):
+                at, here = line(m, real, i, DIAGONALS + ROTATIONS, NUM_COORDS, P)
+                x = tl.load(coords + at, mask=here, other=0.0).to(DTYPE)
+                coefs, pulled = unbind(h[:, None] * x, padded(P - 1 - i)), ()
+                for j in tl.static_range(P - 1, i, -1):
+                    coef = coefs[j - i - 1][:, None]
+                    pulled = (tl.sum(bar[j] * matrix[i], 1),) + pulled
+                    matrix = pair_put(matrix, i, j, matrix[i], matrix[j] - coef * matrix[i])
+                    bar = pair_put(bar, i, j, bar[i] + coef * bar[j], bar[j])
+                tile = bind(filled(pulled, P - 1 - i), 0, 1, padded(P - 1 - i))
+                tl.store(d_coords + at, (tile * h[:, None]).to(d_coords.dtype.element_ty), mask=here)
+                d_h += tl.sum(tile * x, 1)
+        if ROTATIONS:
+            for i in tl.static_range(P - 2, -1, -1):
+                at, here = line(m, real, i, DIAGONALS, NUM_COORDS, P)
+                x = tl.load(coords + at, mask=here, other=0.0).to(DTYPE)
+                cos, sin, pulled = tl.cos(h[:, None] * x), -tl.sin(h[:, None] * x), ()
+                for j in tl.static_range(P - 1, i, -1):
+                    c, s = pick(cos, j - i - 1), pick(sin, j - i - 1)
+                    pulled = (tl.sum(bar[i] * matrix[j] - bar[j] * matrix[i], 1),) + pulled
+                    matrix, bar = turn_columns(matrix, i, j, c, s), turn_columns(bar, i, j, c, s)
+                tile = bind(filled(pulled, P - 1 - i), 0, 1, padded(P - 1 - i))
+                tl.store(d_coords + at, (tile * h[:, None]).to(d_coords.dtype.element_ty), mask=here)
+                d_h += tl.sum(tile * x, 1)
+        if DIAGONALS:
+            weight = tl.zeros((BM, padded(P)), DTYPE)
+            for q in tl.static_range(P):
+                weight += tl.where((n == q)[None, :], bar[q], 0.0)
+            # Where the decay is cut nothing moves it.
+            weight = tl.where(h[:, None] * decay > LIMIT, 0.0, -weight * fade)
+            gradient = weight * h[:, None] * slope
+            tl.store(d_coords + m[:, None] * NUM_COORDS + n[None, :], gradient.to(d_coords.dtype.element_ty), mask=whole)
+            d_h += tl.sum(weight * decay, 1)
+        tl.store(d_step + row + m, d_h.to(d_step.dtype.element_ty), mask=real)
 
 
 @triton.jit
@@ -269,10 +421,10 @@ def rotation(
 ):  # fmt: skip
     """exp of skew matrices of width 2, 3 or 4, all as rotations of four dimensions, or its gradient."""
     NUM_COORDS: tl.constexpr = P * (P - 1) // 2
-    m = tl.program_id(0).to(tl.int64) * BM + tl.arange(0, BM)
-    real = m < count
-    x = load_numbers(coords, m, real, NUM_COORDS, DTYPE)
-    h = tl.load(step + m, mask=real, other=0.0).to(DTYPE)
+    row, m = tl.program_id(0).to(tl.int64) * BM, tl.arange(0, BM)
+    real = row + m < count
+    x = load_numbers(coords, row, m, real, NUM_COORDS, DTYPE)
+    h = tl.load(step + row + m, mask=real, other=0.0).to(DTYPE)
     zero = tl.zeros((BM,), DTYPE)
     t01 = h * x[0]
     t02 = h * x[1] if P > 2 else zero
@@ -292,9 +444,9 @@ def rotation(
         for i in tl.static_range(P):
             for j in tl.static_range(P):
                 matrix += (whole[i * 4 + j],)
-        store_numbers(right, m, real, matrix, P * P)
+        store_numbers(right, row, m, real, matrix, P * P)
     else:
-        given = load_numbers(cotangent, m, real, P * P, DTYPE)
+        given = load_numbers(cotangent, row, m, real, P * P, DTYPE)
         bar = ()
         for i in tl.static_range(4):
             for j in tl.static_range(4):
@@ -313,5 +465,5 @@ def rotation(
         d_h = zero
         for k in tl.static_range(NUM_COORDS):
             d_h += pulled[k] * x[k]
-        store_numbers(d_coords, m, real, times(pulled, h, NUM_COORDS), NUM_COORDS)
-        tl.store(d_step + m, d_h.to(d_step.dtype.element_ty), mask=real)
+        store_numbers(d_coords, row, m, real, times(pulled, h, NUM_COORDS), NUM_COORDS)
+        tl.store(d_step + row + m, d_h.to(d_step.dtype.element_ty), mask=real)

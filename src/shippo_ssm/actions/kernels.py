@@ -3,7 +3,7 @@
 Data path. Tensors [.., P, P] (or coordinates [.., K] and steps [..]) are taken as flat contiguous arrays of M items;
 `engine.launch` compiles the kernel for their dtype and width on first use and shares the blocks of eight items between
 threads. Every block is computed the same way whatever thread takes it, so results do not
-depend on their number. On a card `launch_items` runs the kernels of `_triton_kernels.py`, one item per lane.
+depend on their number. On a card `launch_items` runs the kernels of `_triton_kernels.py`, up to P = 4 one item per lane.
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ BACKENDS = ("auto", "torch", "fused", "triton")
 # From this many items on, "auto" takes the compiled kernel: for a handful of matrices compilation does not pay.
 FEWEST_ITEMS = 32
 # Widths with a compiled kernel: code grows with P^2, and from here on batched matrix products are as good.
-LARGEST_WIDTH, LARGEST_CARD_WIDTH = 8, 4
+LARGEST_WIDTH, LARGEST_CARD_WIDTH = 8, 16
+# The widest matrix that a lane of a card holds.
+LARGEST_LANE_WIDTH = 4
 DTYPES = (torch.float32, torch.float64)
-# Items of one program on a card, one per lane, and its warps.
-ITEM_CONFIGS = (Config((("BM", 32),), 1),)
 
 
 def choose_kernel(op: str, tensors: tuple[Tensor, ...], width: int, axes: int, backend: str = "auto") -> str:
     """The kernel that a call takes: "torch", "fused" (CPU) or "triton" (card).
 
     "auto" is "fused" for at least 32 float32 or float64 items on the CPU with width <= 8, "triton" for such items on a card
-    with width <= 4 where Triton is installed, else "torch"; differentiation by `torch.func` or in forward mode needs the torch
+    with width <= 16 where Triton is installed, else "torch"; differentiation by `torch.func` or in forward mode needs the torch
     formulas.
 
     Args:
@@ -65,8 +65,20 @@ def choose_kernel(op: str, tensors: tuple[Tensor, ...], width: int, axes: int, b
     return backend
 
 
+def item_configs(name: str, width: int) -> tuple[str, tuple[Config, ...]]:
+    """The kernel of `_triton_kernels.py` that serves a width, and its configurations: items of one program, and its warps."""
+    if width <= LARGEST_LANE_WIDTH:
+        return name, (Config((("BM", 32),), 1), Config((("BM", 64),), 2))
+    lanes = 1 << (width - 1).bit_length()
+    if name == "split":
+        # A row of a matrix in a lane.
+        return "wide_split", (Config((("BM", 32 // lanes),), 1),)
+    # All products of a row and a column at once: 32 or fewer numbers in a lane.
+    return "wide_expm", ((Config((("BM", 1),), 1), Config((("BM", 2),), 1)) if lanes <= 8 else (Config((("BM", 1),), 4),))
+
+
 def launch_items(name: str, count: int, operands: dict[str, Tensor | None], **constants: Any) -> None:
-    """Run a kernel of `_triton_kernels.py` on `count` items."""
+    """Run a kernel of `_triton_kernels.py` on `count` items of width P."""
     import triton.language as tl
 
     from shippo_ssm.actions import _triton_kernels
@@ -74,8 +86,9 @@ def launch_items(name: str, count: int, operands: dict[str, Tensor | None], **co
     arguments = {key: None if tensor is None else tensor.contiguous() for key, tensor in operands.items()}
     (dtype,) = {tensor.dtype for tensor in operands.values() if tensor is not None}
     constants |= {"DTYPE": tl.float64 if dtype == torch.float64 else tl.float32}
+    name, configs = item_configs(name, constants["P"])
     kernel = getattr(_triton_kernels, name)
-    launch_card(kernel, lambda sizes: (-(-count // sizes["BM"]),), arguments | {"count": count} | constants, ITEM_CONFIGS)
+    launch_card(kernel, lambda sizes: (-(-count // sizes["BM"]),), arguments | {"count": count} | constants, configs)
 
 
 class Operands(NamedTuple):

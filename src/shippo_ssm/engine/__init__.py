@@ -4,7 +4,7 @@ builder + constants, record of operands --launch--> machine code on all threads
 """
 
 from shippo_ssm.engine.blocks import LANES, LaneMap, block_reader, block_writer, transposed
-from shippo_ssm.engine.card import Config, card_obstacle, interpreted, launch_card
+from shippo_ssm.engine.card import Config, card_obstacle, interpreted, launch_card, packs
 from shippo_ssm.engine.compiler import cache_directory
 from shippo_ssm.engine.emitter import Emitter, Pointer, Variable, register_lanes, simd, simd_lanes, tile_columns
 from shippo_ssm.engine.memory import recycled
@@ -26,6 +26,7 @@ __all__ = [
     "launch_card",
     "launch_integers",
     "needs_torch",
+    "packs",
     "parallel_for",
     "recycled",
     "register_lanes",

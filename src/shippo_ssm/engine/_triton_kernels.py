@@ -2,7 +2,8 @@
 
 An item is a row of an array [.., SIZE]. A block of BM items is loaded and stored as one tile [BM, SIZE], so that neighbouring
 lanes touch neighbouring places, and used as numbers, tiles [BM], so that arithmetic needs no exchange between lanes. COUNT rows
-of an item, `stride` rows apart, are one tile [BM, COUNT SIZE].
+of an item, `stride` rows apart, are one tile [BM, COUNT SIZE]. A block is named by its first row, one number of 64 bits for the
+whole program, and the items m = 0 .. BM - 1 in it: what belongs to a lane is then the same wherever the block is.
 """
 
 from __future__ import annotations
@@ -15,6 +16,48 @@ import triton.language as tl
 def padded(size):
     """The next power of two: tiles have no other sizes."""
     return triton.next_power_of_2(size)
+
+
+@triton.jit
+def mul(a, b, PACKED: tl.constexpr):
+    """a b. PACKED, here and below, says how many float32 numbers of a lane go into one instruction: 2 where `engine.packs` says
+    so, 1 to keep the compiler from making pairs that must be put together first; 0 leaves it to the compiler, on any card."""
+    if PACKED == 2:
+        return tl.inline_asm_elementwise(
+            "{.reg .b64 a, b; mov.b64 a, {$2, $3}; mov.b64 b, {$4, $5}; mul.rn.f32x2 a, a, b; mov.b64 {$0, $1}, a;}",
+            "=f,=f,f,f,f,f", [a, b], tl.float32, True, 2,
+        )  # fmt: skip
+    elif PACKED == 1:
+        return tl.inline_asm_elementwise("mul.rn.f32 $0, $1, $2;", "=f,f,f", [a, b], tl.float32, True, 1)
+    else:
+        return a * b
+
+
+@triton.jit
+def add(a, b, PACKED: tl.constexpr):
+    """a + b."""
+    if PACKED == 2:
+        return tl.inline_asm_elementwise(
+            "{.reg .b64 a, b; mov.b64 a, {$2, $3}; mov.b64 b, {$4, $5}; add.rn.f32x2 a, a, b; mov.b64 {$0, $1}, a;}",
+            "=f,=f,f,f,f,f", [a, b], tl.float32, True, 2,
+        )  # fmt: skip
+    else:
+        return a + b
+
+
+@triton.jit
+def fma(a, b, c, PACKED: tl.constexpr):
+    """a b + c, rounded once."""
+    if PACKED == 2:
+        return tl.inline_asm_elementwise(
+            "{.reg .b64 a, b, c; mov.b64 a, {$2, $3}; mov.b64 b, {$4, $5}; mov.b64 c, {$6, $7}; "
+            "fma.rn.f32x2 a, a, b, c; mov.b64 {$0, $1}, a;}",
+            "=f,=f,f,f,f,f,f,f", [a, b, c], tl.float32, True, 2,
+        )  # fmt: skip
+    elif PACKED == 1:
+        return tl.inline_asm_elementwise("fma.rn.f32 $0, $1, $2, $3;", "=f,f,f,f", [a, b, c], tl.float32, True, 1)
+    else:
+        return tl.fma(a, b, c)
 
 
 @triton.jit
@@ -51,31 +94,49 @@ def filled(numbers, SIZE: tl.constexpr):
 
 
 @triton.jit
-def places(u, real, SIZE: tl.constexpr, stride, COUNT: tl.constexpr, limit):
+def places(m, real, SIZE: tl.constexpr, stride, COUNT: tl.constexpr, limit):
     """Where the COUNT rows of an item lie in an array [.., SIZE], and which are meant: all, or the first `limit` rows."""
     k = tl.arange(0, padded(COUNT * SIZE))
     rows = COUNT * SIZE if limit is None else limit * SIZE
-    return (u[:, None] + (k // SIZE * stride)[None, :]) * SIZE + (k % SIZE)[None, :], real[:, None] & (k < rows)[None, :]
+    return (m[:, None] + (k // SIZE * stride)[None, :]) * SIZE + (k % SIZE)[None, :], real[:, None] & (k < rows)[None, :]
 
 
 @triton.jit
-def load_numbers(array, u, real, SIZE: tl.constexpr, DTYPE: tl.constexpr, stride=0, COUNT: tl.constexpr = 1, limit=None):
-    """COUNT rows of an array [.., SIZE] from row u on as COUNT SIZE numbers, and some more to a power of two.
+def load_numbers(array, row, m, real, SIZE: tl.constexpr, DTYPE: tl.constexpr, stride=0, COUNT: tl.constexpr = 1, limit=None):
+    """COUNT rows of an array [.., SIZE] from row + m on as COUNT SIZE numbers, and some more to a power of two.
 
     Zeros where an item is not real, and behind its first `limit` rows.
     """
-    at, here = places(u, real, SIZE, stride, COUNT, limit)
-    return unbind(tl.load(array + at, mask=here, other=0.0).to(DTYPE), padded(COUNT * SIZE))
+    at, here = places(m, real, SIZE, stride, COUNT, limit)
+    return unbind(tl.load(array + row * SIZE + at, mask=here, other=0.0).to(DTYPE), padded(COUNT * SIZE))
 
 
 @triton.jit
-def store_tile(array, u, real, tile, SIZE: tl.constexpr, stride=0, COUNT: tl.constexpr = 1, limit=None):
+def store_tile(array, row, m, real, tile, SIZE: tl.constexpr, stride=0, COUNT: tl.constexpr = 1, limit=None):
     """COUNT rows of an array [.., SIZE] from a tile [BM, COUNT SIZE] that is filled to a power of two."""
-    at, here = places(u, real, SIZE, stride, COUNT, limit)
-    tl.store(array + at, tile.to(array.dtype.element_ty), mask=here)
+    at, here = places(m, real, SIZE, stride, COUNT, limit)
+    tl.store(array + row * SIZE + at, tile.to(array.dtype.element_ty), mask=here)
 
 
 @triton.jit
-def store_numbers(array, u, real, numbers, SIZE: tl.constexpr):
-    """Row u of an array [.., SIZE], from its SIZE numbers."""
-    store_tile(array, u, real, bind(filled(numbers, SIZE), 0, 1, padded(SIZE)), SIZE)
+def store_numbers(array, row, m, real, numbers, SIZE: tl.constexpr):
+    """Row row + m of an array [.., SIZE], from its SIZE numbers."""
+    store_tile(array, row, m, real, bind(filled(numbers, SIZE), 0, 1, padded(SIZE)), SIZE)
+
+
+@triton.jit
+def load_state(array, row, g, n, real, N: tl.constexpr, P: tl.constexpr, DTYPE: tl.constexpr):
+    """The P columns, tiles [BG, BN], of row `row` + g of states [.., N, P]."""
+    columns = ()
+    for p in tl.static_range(P):
+        at = array + row * (N * P) + ((g[:, None] * N + n[None, :]) * P + p)
+        columns += (tl.load(at, mask=real[:, None] & (n < N)[None, :], other=0.0).to(DTYPE),)
+    return columns
+
+
+@triton.jit
+def store_state(array, row, g, n, real, columns, N: tl.constexpr, P: tl.constexpr):
+    """Row `row` + g of states [.., N, P], from its columns."""
+    for p in tl.static_range(P):
+        at = array + row * (N * P) + ((g[:, None] * N + n[None, :]) * P + p)
+        tl.store(at, columns[p].to(array.dtype.element_ty), mask=real[:, None] & (n < N)[None, :])

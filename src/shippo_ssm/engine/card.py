@@ -13,7 +13,10 @@ import os
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
+import torch
 from torch import Tensor
+
+from shippo_ssm._dtypes import compute_dtype
 
 
 class Config(NamedTuple):
@@ -41,6 +44,13 @@ def card_obstacle(tensor: Tensor) -> str | None:
     if tensor.device.type != "cuda" and not interpreted():
         return f"tensors on {tensor.device.type}, and the Triton kernels run on a card"
     return None
+
+
+def packs(tensor: Tensor) -> bool:
+    """Whether kernels should take two float32 numbers of a lane in one instruction, as NVIDIA's cards can from Blackwell on."""
+    if tensor.device.type != "cuda" or interpreted() or torch.version.cuda is None:
+        return False
+    return compute_dtype(tensor.dtype) == torch.float32 and torch.cuda.get_device_capability(tensor.device) >= (10, 0)
 
 
 def launch_card(

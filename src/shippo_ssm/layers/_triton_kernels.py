@@ -9,8 +9,8 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from shippo_ssm.engine._triton_kernels import load_numbers, padded, store_tile
-from shippo_ssm.scan._triton_kernels import LOG2_E, add_source, fold, load_lines, load_state, move, store_state
+from shippo_ssm.engine._triton_kernels import load_numbers, load_state, padded, store_state, store_tile
+from shippo_ssm.scan._triton_kernels import LOG2_E, add_source, fold, load_lines, move
 
 
 @triton.jit
@@ -26,25 +26,26 @@ def scaled(numbers, factor, COUNT: tl.constexpr):
 def cell_step(
     value, write, read, step, mix, drift, right, memory, last_write, last_value, y, after, groups, crowd,
     N: tl.constexpr, P: tl.constexpr, RANK: tl.constexpr, HAS_RIGHT: tl.constexpr, VARYING: tl.constexpr, DTYPE: tl.constexpr,
-    BG: tl.constexpr, HALVES: tl.constexpr,
+    PACKED: tl.constexpr, BG: tl.constexpr, HALVES: tl.constexpr,
 ):  # fmt: skip
     """H' = L (H + (1 - mix) step U_last) right + mix step U, and y = read^T H'."""
-    g, n = tl.program_id(0) * BG + tl.arange(0, BG), tl.arange(0, padded(N))
-    real = g < groups
-    u = tl.program_id(1).to(tl.int64) * groups + g
-    steps = tl.load(step + u, mask=real, other=0.0).to(DTYPE)
-    gamma = tl.load(mix + u, mask=real, other=0.0).to(DTYPE) * steps
-    rates = load_lines(drift, u if VARYING else g, n, real, 1, N, DTYPE)[0] * LOG2_E
-    rights = load_numbers(right, u, real, P * P, DTYPE) if HAS_RIGHT else ()
-    entering = scaled(load_numbers(last_value, u, real, RANK * P, DTYPE), steps - gamma, RANK * P)
-    sources = scaled(load_numbers(value, u, real, RANK * P, DTYPE), gamma, RANK * P)
-    state = load_state(memory, u, n, real, N, P, DTYPE)
-    state = add_source(state, load_lines(last_write, u, n, real, RANK, N, DTYPE), entering, 0, RANK, P)
-    state = move(state, tl.exp2(steps[:, None] * rates), rights, 0, False, HAS_RIGHT, P)
-    state = add_source(state, load_lines(write, u, n, real, RANK, N, DTYPE), sources, 0, RANK, P)
-    readout = load_lines(read, u, n, real, 1, N, DTYPE)[0]
-    answers = ()
-    for p in tl.static_range(P):
-        answers += (readout * state[p],)
-    store_tile(y, u, real, fold(answers, P, HALVES), P)
-    store_state(after, u, n, real, state, N, P)
+    PAIRS: tl.constexpr = 2 if PACKED and HALVES else 0
+    home, g, n = tl.program_id(0) * BG, tl.arange(0, BG), tl.arange(0, padded(N))
+    real = home + g < groups
+    u = tl.program_id(1).to(tl.int64) * groups + home
+    steps = tl.load(step + u + g, mask=real, other=0.0).to(DTYPE)
+    gamma = tl.load(mix + u + g, mask=real, other=0.0).to(DTYPE) * steps
+    rates = load_lines(drift, u if VARYING else home, g, n, real, 1, N, DTYPE)[0] * LOG2_E
+    rights = load_numbers(right, u, g, real, P * P, DTYPE) if HAS_RIGHT else ()
+    entering = scaled(load_numbers(last_value, u, g, real, RANK * P, DTYPE), steps - gamma, RANK * P)
+    sources = scaled(load_numbers(value, u, g, real, RANK * P, DTYPE), gamma, RANK * P)
+    state = load_state(memory, u, g, n, real, N, P, DTYPE)
+    state = add_source(state, load_lines(last_write, u, g, n, real, RANK, N, DTYPE), entering, 0, RANK, P, PAIRS)
+    state = move(state, tl.exp2(steps[:, None] * rates), rights, 0, False, HAS_RIGHT, P, PAIRS)
+    state = add_source(state, load_lines(write, u, g, n, real, RANK, N, DTYPE), sources, 0, RANK, P, PAIRS)
+    readout = load_lines(read, u, g, n, real, 1, N, DTYPE)[0]
+    readouts = ()
+    for _ in tl.static_range(P):
+        readouts += (readout,)
+    store_tile(y, u, g, real, fold(readouts, state, P, HALVES, PAIRS), P)
+    store_state(after, u, g, n, real, state, N, P)

@@ -11,8 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from shippo_ssm.engine import launch_card, needs_torch
-from shippo_ssm.scan.triton import configs, obstacle
+from shippo_ssm.engine import launch_card, needs_torch, packs
+from shippo_ssm.scan.triton import SILENT, configs, obstacle
 
 
 def takes_card_step(value: Tensor, memory: Tensor) -> bool:
@@ -56,6 +56,7 @@ def card_step(
         "HAS_RIGHT": right is not None,
         "VARYING": drift.ndim == 3,
         "DTYPE": tl.float64 if memory.dtype == torch.float64 else tl.float32,
+        "PACKED": packs(memory),
     }
     launch_card(kernels.cell_step, lambda sizes: (-(-groups // sizes["BG"]), batch), arguments, step_configs(order, width))
     return y, after
@@ -69,7 +70,7 @@ def _(value: Tensor, write: Tensor, read: Tensor, step: Tensor, mix: Tensor, dri
 
 def step_configs(order: int, width: int) -> tuple[Any, ...]:
     """Those of the scan, without its rounds."""
-    choices = configs(order, width)
+    choices = configs(order, width, **SILENT)
     return tuple(
         config._replace(sizes=tuple(size for size in config.sizes if size[0] in ("BG", "HALVES"))) for config in choices
     )

@@ -14,7 +14,8 @@ or, as a mirror, from the last position to the first, with dy in the place of `v
     S <- exp(step drift) * ((S + write value^T) right^T).
 
 `gradients` then needs no order in time: a program takes SPAN positions, with the adjoint S behind them and the state H
-before every KEEP of them, both left there by `scan`. It computes BT states again, all in registers, and goes back through them.
+before every KEEP of them, both left there by `scan`. It computes the states between again, in registers, and goes back through
+BT of them at once.
 
 Sums over N (y, and the gradients of value, right and step) are made for many numbers at once, by `fold`: one by one they would
 take more instructions than the recurrence.
@@ -27,43 +28,58 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from shippo_ssm.engine._triton_kernels import bind, filled, load_numbers, padded, store_tile, unbind
+from shippo_ssm.engine._triton_kernels import (
+    add,
+    bind,
+    filled,
+    fma,
+    load_numbers,
+    load_state,
+    mul,
+    padded,
+    places,
+    store_state,
+    store_tile,
+    unbind,
+)
 
 LOG2_E = tl.constexpr(1.4426950408889634)
 
 
 @triton.jit
-def load_lines(array, u, n, real, ROWS: tl.constexpr, N: tl.constexpr, DTYPE: tl.constexpr):
-    """Row u of an array [.., ROWS, N] as ROWS tiles [BG, BN]."""
+def load_lines(
+    array, row, g, n, real, ROWS: tl.constexpr, N: tl.constexpr, DTYPE: tl.constexpr, stride=0, COUNT: tl.constexpr = 1,
+    limit=None,
+):  # fmt: skip
+    """COUNT rows of an array [.., ROWS, N] from row + g on, `stride` rows apart, as COUNT ROWS tiles [BG, BN].
+
+    They are loaded as one tile. Zeros where an item is not real, and behind its first `limit` rows.
+    """
+    BG: tl.constexpr = g.shape[0]
+    BN: tl.constexpr = n.shape[0]
+    LINES: tl.constexpr = padded(COUNT * ROWS)
+    at, here = places(g, real, ROWS, stride, COUNT, limit)
+    at = at[:, :, None] * N + n[None, None, :]
+    tile = tl.load(array + row * (ROWS * N) + at, mask=here[:, :, None] & (n < N)[None, None, :], other=0.0).to(DTYPE)
+    numbers = unbind(tl.reshape(tl.permute(tile, (0, 2, 1)), (BG * BN, LINES)), LINES)
     lines = ()
-    for i in tl.static_range(ROWS):
-        at = array + (u[:, None] * ROWS + i) * N + n[None, :]
-        lines += (tl.load(at, mask=real[:, None] & (n < N)[None, :], other=0.0).to(DTYPE),)
+    for k in tl.static_range(COUNT * ROWS):
+        lines += (tl.reshape(numbers[k], (BG, BN)),)
     return lines
 
 
 @triton.jit
-def store_line(array, u, n, real, tile, ROW: tl.constexpr, ROWS: tl.constexpr, N: tl.constexpr):
-    """Line ROW of row u of an array [.., ROWS, N]."""
-    at = array + (u[:, None] * ROWS + ROW) * N + n[None, :]
+def store_line(array, row, g, n, real, tile, ROW: tl.constexpr, ROWS: tl.constexpr, N: tl.constexpr):
+    """Line ROW of row `row` + g of an array [.., ROWS, N]."""
+    at = array + row * (ROWS * N) + ((g[:, None] * ROWS + ROW) * N + n[None, :])
     tl.store(at, tile.to(array.dtype.element_ty), mask=real[:, None] & (n < N)[None, :])
 
 
 @triton.jit
-def load_state(array, row, n, real, N: tl.constexpr, P: tl.constexpr, DTYPE: tl.constexpr):
-    """The columns of row `row` of states [.., N, P]."""
-    columns = ()
-    for p in tl.static_range(P):
-        at = array + (row[:, None] * N + n[None, :]) * P + p
-        columns += (tl.load(at, mask=real[:, None] & (n < N)[None, :], other=0.0).to(DTYPE),)
-    return columns
-
-
-@triton.jit
-def store_state(array, row, n, real, columns, N: tl.constexpr, P: tl.constexpr):
-    for p in tl.static_range(P):
-        at = array + (row[:, None] * N + n[None, :]) * P + p
-        tl.store(at, columns[p].to(array.dtype.element_ty), mask=real[:, None] & (n < N)[None, :])
+def store_lines(array, row, g, n, real, tiles, N: tl.constexpr, ROWS: tl.constexpr):
+    """Row `row` + g of an array [.., ROWS, N], from its ROWS lines."""
+    for i in tl.static_range(ROWS):
+        store_line(array, row, g, n, real, tiles[i], i, ROWS, N)
 
 
 @triton.jit
@@ -75,112 +91,181 @@ def zero_state(BG: tl.constexpr, BN: tl.constexpr, P: tl.constexpr, DTYPE: tl.co
 
 
 @triton.jit
-def fold(tiles, COUNT: tl.constexpr, HALVES: tl.constexpr):
-    """The sums over N of COUNT tiles [BG, BN], as one tile [BG, COUNT], filled to a power of two.
+def fold(firsts, seconds, COUNT: tl.constexpr, HALVES: tl.constexpr, PACKED: tl.constexpr):
+    """sum_n firsts[k] seconds[k] for COUNT pairs of tiles [BG, BN], as one tile [BG, COUNT], filled to a power of two.
 
     What lies in one lane, 2^HALVES numbers, is added there; the rest is turned around, so that a lane holds all numbers of one
     sum: this takes one exchange and one addition for a number, where sums by halves would take log2(BN) of both.
     """
     SIZE: tl.constexpr = padded(COUNT)
-    BG: tl.constexpr = tiles[0].shape[0]
-    REST: tl.constexpr = tiles[0].shape[1] // 2**HALVES
-    flat = ()
+    PARTS: tl.constexpr = 2**HALVES
+    BG: tl.constexpr = firsts[0].shape[0]
+    REST: tl.constexpr = firsts[0].shape[1] // PARTS
+    ONE: tl.constexpr = 1 if PACKED else 0
+    products = ()
     for k in tl.static_range(COUNT):
-        flat += (tl.reshape(tiles[k], (BG * tiles[0].shape[1],)),)
-    tile = bind(filled(flat, COUNT), 0, 1, SIZE)
-    for _ in tl.static_range(HALVES):
-        left, right = tl.split(tl.permute(tl.reshape(tile, (tile.shape[0] // 2, 2, SIZE)), (0, 2, 1)))
-        tile = left + right
-    tile = tl.permute(tl.reshape(tile, (BG, REST, SIZE)), (0, 2, 1))
-    columns = unbind(tl.reshape(tile, (BG * SIZE, REST)), REST)
-    total = columns[0]
-    for k in tl.static_range(1, REST):
-        total += columns[k]
-    return tl.reshape(total, (BG, SIZE))
+        a = unbind(tl.reshape(firsts[k], (BG * REST, PARTS)), PARTS)
+        b = unbind(tl.reshape(seconds[k], (BG * REST, PARTS)), PARTS)
+        here = mul(a[0], b[0], ONE)
+        for part in tl.static_range(1, PARTS):
+            here = fma(a[part], b[part], here, ONE)
+        products += (here,)
+    tile = tl.reshape(bind(filled(products, COUNT), 0, 1, SIZE), (BG, REST, SIZE))
+    return tl.reshape(total(tl.reshape(tl.permute(tile, (0, 2, 1)), (BG * SIZE, REST)), REST, PACKED), (BG, SIZE))
 
 
 @triton.jit
-def dot(tiles, numbers, FIRST: tl.constexpr, STRIDE: tl.constexpr, P: tl.constexpr):
+def fold_outer(rows, columns, P: tl.constexpr, HALVES: tl.constexpr, PACKED: tl.constexpr):
+    """sum_n rows[p] columns[q] for all p and q, as one tile [BG, P P], filled to a power of two.
+
+    In a warp with one number of each sum per lane, two lanes first add two sums q and q + 1 to each other, each lane one of
+    them: half as much is left to be turned around by `fold`'s exchange, which would hold up the card.
+    """
+    PARTS: tl.constexpr = 2**HALVES
+    BG: tl.constexpr = rows[0].shape[0]
+    REST: tl.constexpr = rows[0].shape[1] // PARTS
+    ONE: tl.constexpr = 1 if PACKED else 0
+    if BG * REST == 32 and REST > 1 and P > 1 and padded(P) == P:
+        lane = tl.arange(0, BG * REST) % REST
+        partner = tl.broadcast_to((tl.arange(0, REST) ^ (REST // 2))[None, :], (BG, REST))
+        own, other = (), ()
+        for q in tl.static_range(0, P, 2):
+            x = unbind(tl.reshape(columns[q], (BG * REST, PARTS)), PARTS)
+            y = unbind(tl.reshape(columns[q + 1], (BG * REST, PARTS)), PARTS)
+            for part in tl.static_range(PARTS):
+                own += (tl.where(lane < REST // 2, x[part], y[part]),)
+                other += (tl.where(lane < REST // 2, y[part], x[part]),)
+        sums = ()
+        for p in tl.static_range(P):
+            a = unbind(tl.reshape(rows[p], (BG * REST, PARTS)), PARTS)
+            for q in tl.static_range(P // 2):
+                near, far = mul(a[0], own[q * PARTS], ONE), mul(a[0], other[q * PARTS], ONE)
+                for part in tl.static_range(1, PARTS):
+                    near, far = fma(a[part], own[q * PARTS + part], near, ONE), fma(a[part], other[q * PARTS + part], far, ONE)
+                far = tl.gather(tl.reshape(far, (BG, REST)), partner, 1)
+                sums += (near + tl.reshape(far, (BG * REST,)),)
+        tile = tl.reshape(bind(sums, 0, 1, P * P // 2), (BG, 2, REST // 2, P * P // 2))
+        tile = tl.reshape(tl.permute(tile, (0, 3, 1, 2)), (BG * P * P, REST // 2))
+        return tl.reshape(total(tile, REST // 2, PACKED), (BG, P * P))
+    else:
+        firsts, seconds = (), ()
+        for p in tl.static_range(P):
+            seconds += columns
+            for _ in tl.static_range(P):
+                firsts += (rows[p],)
+        return fold(firsts, seconds, P * P, HALVES, PACKED)
+
+
+@triton.jit
+def total(tile, SIZE: tl.constexpr, PACKED: tl.constexpr):
+    """The sums of the rows of a tile [M, SIZE], each in one lane: halves are added to halves."""
+    if SIZE == 1:
+        return tl.reshape(tile, (tile.shape[0],))
+    else:
+        left, right = tl.split(tl.permute(tl.reshape(tile, (tile.shape[0], 2, SIZE // 2)), (0, 2, 1)))
+        return total(add(left, right, PACKED if SIZE > 2 else 0), SIZE // 2, PACKED)
+
+
+@triton.jit
+def dot(tiles, numbers, FIRST: tl.constexpr, STRIDE: tl.constexpr, P: tl.constexpr, PACKED: tl.constexpr):
     """sum_p tiles[p] numbers[FIRST + p STRIDE]."""
-    total = tiles[0] * numbers[FIRST][:, None]
+    result = mul(tiles[0], numbers[FIRST][:, None], PACKED)
     for p in tl.static_range(1, P):
-        total += tiles[p] * numbers[FIRST + p * STRIDE][:, None]
-    return total
+        result = fma(tiles[p], numbers[FIRST + p * STRIDE][:, None], result, PACKED)
+    return result
 
 
 @triton.jit
-def move(state, left, right, FIRST: tl.constexpr, MIRROR: tl.constexpr, HAS_RIGHT: tl.constexpr, P: tl.constexpr):
+def move(
+    state, left, right, FIRST: tl.constexpr, MIRROR: tl.constexpr, HAS_RIGHT: tl.constexpr, P: tl.constexpr,
+    PACKED: tl.constexpr,
+):  # fmt: skip
     """exp(step drift) * (H right), or with the transpose of `right`, whose numbers begin at FIRST."""
     moved = ()
     for q in tl.static_range(P):
         if HAS_RIGHT:
-            column = dot(state, right, FIRST + q * P, 1, P) if MIRROR else dot(state, right, FIRST + q, P, P)
+            column = dot(state, right, FIRST + q * P, 1, P, PACKED) if MIRROR else dot(state, right, FIRST + q, P, P, PACKED)
         else:
             column = state[q]
-        moved += (left * column,)
+        moved += (mul(column, left, PACKED),)
     return moved
 
 
 @triton.jit
-def add_source(moved, write, value, FIRST: tl.constexpr, RANK: tl.constexpr, P: tl.constexpr):
+def add_source(moved, write, value, FIRST: tl.constexpr, RANK: tl.constexpr, P: tl.constexpr, PACKED: tl.constexpr):
     """M + write value^T, with the numbers of `value` from FIRST on."""
     state = ()
     for p in tl.static_range(P):
         column = moved[p]
         for r in tl.static_range(RANK):
-            column += write[r] * value[FIRST + r * P + p][:, None]
+            column = fma(write[r], value[FIRST + r * P + p][:, None], column, PACKED)
         state += (column,)
     return state
 
 
 @triton.jit
-def span(bounds, length, sequence, HAS_BOUNDS: tl.constexpr, INDEX: tl.constexpr):
+def extent(bounds, length, sequence, HAS_BOUNDS: tl.constexpr):
     """First position of a sequence and the one behind its last."""
     if HAS_BOUNDS:
-        begin, end = tl.load(bounds + sequence).to(INDEX), tl.load(bounds + sequence + 1).to(INDEX)
+        begin, end = tl.load(bounds + sequence).to(tl.int64), tl.load(bounds + sequence + 1).to(tl.int64)
     else:
-        begin = sequence.to(INDEX) * length
+        begin = sequence.to(tl.int64) * length
         end = begin + length
     return begin, end
 
 
 @triton.jit
-def chunk_of(begin, length, sequence, HAS_BOUNDS: tl.constexpr, SIZE: tl.constexpr):
-    """The first chunk of SIZE positions of a sequence: each begins one of its own, so that at most one of it is not full."""
-    return begin // SIZE + sequence if HAS_BOUNDS else sequence * chunks_of(length, SIZE)
+def real_groups(first, g, G: tl.constexpr, BG: tl.constexpr):
+    """Which groups of a block there are: nothing is asked where blocks fill them."""
+    return first + g < G if G % BG else tl.full((BG,), True, tl.int1)
 
 
 @triton.jit
-def chunks_of(length, SIZE: tl.constexpr):
-    """How many chunks a sequence has; also an empty one has its states."""
-    return tl.maximum(tl.cdiv(length, SIZE), 1)
+def kept_of(begin, length, sequence, HAS_BOUNDS: tl.constexpr, KEEP: tl.constexpr):
+    """Where the kept states of a sequence begin: those before every KEEP positions, and behind the last if these are full."""
+    return (begin // KEEP if HAS_BOUNDS else sequence * (length // KEEP)) + sequence
+
+
+@triton.jit
+def spans_of(length, SPAN: tl.constexpr):
+    """How many spans a sequence has; also an empty one has its adjoint."""
+    return tl.maximum(tl.cdiv(length, SPAN), 1)
+
+
+@triton.jit
+def span_of(begin, length, sequence, HAS_BOUNDS: tl.constexpr, SPAN: tl.constexpr):
+    """The first span of SPAN positions of a sequence: each begins one of its own, so that at most one of it is not full."""
+    return begin // SPAN + sequence if HAS_BOUNDS else sequence * spans_of(length, SPAN)
 
 
 @triton.jit
 def scan(
-    value, write, read, step, drift, right, seen, initial, bounds, y, final, kept, left, turned, length, groups, crowd,
-    N: tl.constexpr, P: tl.constexpr, RANK: tl.constexpr, HAS_RIGHT: tl.constexpr, HAS_SEEN: tl.constexpr,
+    value, write, read, step, drift, right, seen, initial, bounds, y, final, kept, left, turned, length, crowd,
+    G: tl.constexpr, N: tl.constexpr, P: tl.constexpr, RANK: tl.constexpr, HAS_RIGHT: tl.constexpr, HAS_SEEN: tl.constexpr,
     VARYING: tl.constexpr, HAS_INITIAL: tl.constexpr, HAS_BOUNDS: tl.constexpr, MIRROR: tl.constexpr, READS: tl.constexpr,
-    SUMMARY: tl.constexpr, KEEP: tl.constexpr, EVEN: tl.constexpr, DTYPE: tl.constexpr, INDEX: tl.constexpr, BG: tl.constexpr,
+    SUMMARY: tl.constexpr, KEEP: tl.constexpr, EVEN: tl.constexpr, DTYPE: tl.constexpr, PACKED: tl.constexpr, BG: tl.constexpr,
     BT: tl.constexpr, HALVES: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
     """The final states; with READS also y; unless KEEP is 0 the state before every KEEP positions of a sequence; as a SUMMARY
     the products of the left and of the right factors. A mirror that keeps the states behind every KEEP positions has no use for
     the first of them, and ends there."""
     BN: tl.constexpr = padded(N)
+    PAIRS: tl.constexpr = 2 if PACKED and HALVES else 0
     sequence = tl.program_id(1)
-    begin, end = span(bounds, length, sequence, HAS_BOUNDS, INDEX)
+    begin, end = extent(bounds, length, sequence, HAS_BOUNDS)
     count = (end - begin).to(tl.int32)
-    g, n = tl.program_id(0) * BG + tl.arange(0, BG), tl.arange(0, BN)
-    real = g < groups
-    row = sequence.to(INDEX) * groups + g
-    state = load_state(initial, row, n, real, N, P, DTYPE) if HAS_INITIAL else zero_state(BG, BN, P, DTYPE)
-    rate = load_lines(drift, g, n, real, 1, N, DTYPE)[0] * LOG2_E if not VARYING else tl.zeros((BG, BN), DTYPE)
-    first_chunk = chunk_of(begin, length, sequence, HAS_BOUNDS, KEEP) if KEEP else 0
+    home, g, n = tl.program_id(0) * BG, tl.arange(0, BG), tl.arange(0, BN)
+    real = real_groups(home, g, G, BG)
+    row = sequence.to(tl.int64) * G + home
+    state = load_state(initial, row, g, n, real, N, P, DTYPE) if HAS_INITIAL else zero_state(BG, BN, P, DTYPE)
+    rate = load_lines(drift, home, g, n, real, 1, N, DTYPE)[0] * LOG2_E if not VARYING else tl.zeros((BG, BN), DTYPE)
+    # Of a sequence's kept states.
+    place = row
+    if KEEP and not MIRROR:
+        place = kept_of(begin, length, sequence, HAS_BOUNDS, KEEP) * G + home
     if MIRROR and KEEP:
-        for p in tl.static_range(P):
-            last = first_chunk + tl.maximum(count - 1, 0) // KEEP
-            store_line(kept, last.to(INDEX) * groups + g, n, real, state[p], p, P, N)
+        place = span_of(begin, length, sequence, HAS_BOUNDS, KEEP) * G + home
+        store_lines(kept, place + tl.maximum(count - 1, 0) // KEEP * G, g, n, real, state, N, P)
         begin += KEEP
         count = tl.maximum(count - KEEP, 0)
     elapsed, product = tl.zeros((BG, BN), DTYPE), zero_state(BG, padded(P), P, DTYPE)
@@ -195,48 +280,52 @@ def scan(
         first = (count - rounds) * (0 if size == BT else 1)
         for i in tl.range(0, rounds, num_stages=STAGES):
             t = first + (rounds - 1 - i if MIRROR else i) * size
-            u = (begin + t) * groups + g
-            if KEEP and not MIRROR:
-                for p in tl.static_range(P):
-                    place = (first_chunk + t // KEEP).to(INDEX) * groups + g
-                    store_line(kept, place, n, tl.where(t % KEEP == 0, real, False), state[p], p, P, N)
-            values = load_numbers(value, u, real, RANK * P, DTYPE, groups, size)
-            rights = load_numbers(right, u, real, P * P, DTYPE, groups, size) if HAS_RIGHT else ()
-            steps = load_numbers(step, u, real, 1, DTYPE, groups, size)
-            shown = load_numbers(seen, u, real, RANK * P, DTYPE, groups, size) if HAS_SEEN else ()
-            answers = ()
+            u = (begin + t) * G + home
+            values = load_numbers(value, u, g, real, RANK * P, DTYPE, G, size)
+            rights = load_numbers(right, u, g, real, P * P, DTYPE, G, size) if HAS_RIGHT else ()
+            steps = load_numbers(step, u, g, real, 1, DTYPE, G, size)
+            shown = load_numbers(seen, u, g, real, RANK * P, DTYPE, G, size) if HAS_SEEN else ()
+            lines = load_lines(write, u, g, n, real, RANK, N, DTYPE, G, size)
+            readouts = load_lines(read, u, g, n, real, 1, N, DTYPE, G, size) if READS else ()
+            rates = load_lines(drift, u, g, n, real, 1, N, DTYPE, G, size) if VARYING else ()
+            # Before they are needed, since they take long.
+            powers, lefts = (), ()
+            for k in tl.static_range(size):
+                powers += (mul(rates[k] * LOG2_E if VARYING else rate, steps[k][:, None], PAIRS),)
+                lefts += (tl.exp2(powers[k]),)
+            firsts, answers = (), ()
             for k in tl.static_range(size - 1 if MIRROR else 0, -1 if MIRROR else size, -1 if MIRROR else 1):
-                wheres = load_lines(write, u + k * groups, n, real, RANK, N, DTYPE)
-                if VARYING:
-                    rate = load_lines(drift, u + k * groups, n, real, 1, N, DTYPE)[0] * LOG2_E
-                power = steps[k][:, None] * rate
+                if KEEP and not MIRROR and k % KEEP == 0:
+                    here = real if size % KEEP == 0 else tl.where(t % KEEP == 0, real, False)
+                    store_lines(kept, place + (t + k) // KEEP * G, g, n, here, state, N, P)
+                wheres = lines[k * RANK : (k + 1) * RANK]
                 if MIRROR:
-                    state = add_source(state, wheres, values, k * RANK * P, RANK, P)
-                state = move(state, tl.exp2(power), rights, k * P * P, MIRROR, HAS_RIGHT, P)
+                    state = add_source(state, wheres, values, k * RANK * P, RANK, P, PAIRS)
+                state = move(state, lefts[k], rights, k * P * P, MIRROR, HAS_RIGHT, P, PAIRS)
                 if HAS_SEEN:
-                    answer = add_source(state, wheres, shown, k * RANK * P, RANK, P)
+                    answer = add_source(state, wheres, shown, k * RANK * P, RANK, P, PAIRS)
                 if not MIRROR:
-                    state = add_source(state, wheres, values, k * RANK * P, RANK, P)
+                    state = add_source(state, wheres, values, k * RANK * P, RANK, P, PAIRS)
                 if READS:
-                    readout = load_lines(read, u + k * groups, n, real, 1, N, DTYPE)[0]
-                    for p in tl.static_range(P):
-                        answers += (readout * (answer[p] if HAS_SEEN else state[p]),)
+                    for _ in tl.static_range(P):
+                        firsts += (readouts[k],)
+                    answers += answer if HAS_SEEN else state
                 if SUMMARY:
-                    elapsed += power
+                    elapsed += powers[k]
                     if HAS_RIGHT:
-                        product = move(product, 1.0, rights, k * P * P, False, True, P)
+                        product = move(product, 1.0, rights, k * P * P, False, True, P, 0)
             if KEEP and MIRROR:
-                for p in tl.static_range(P):
-                    place = (first_chunk + t // KEEP).to(INDEX) * groups + g
-                    store_line(kept, place, n, tl.where(t % KEEP == 0, real, False), state[p], p, P, N)
+                store_lines(kept, place + t // KEEP * G, g, n, tl.where(t % KEEP == 0, real, False), state, N, P)
             if READS:
-                store_tile(y, u, real, fold(answers, size * P, HALVES), P, groups, size)
+                store_tile(y, u, g, real, fold(firsts, answers, size * P, HALVES, PAIRS), P, G, size)
+    if KEEP and not MIRROR:
+        store_lines(kept, place + count // KEEP * G, g, n, tl.where(count % KEEP == 0, real, False), state, N, P)
     if not (MIRROR and KEEP):
-        store_state(final, row, n, real, state, N, P)
+        store_state(final, row, g, n, real, state, N, P)
     if SUMMARY:
-        store_line(left, row, n, real, tl.exp2(elapsed), 0, 1, N)
+        store_line(left, row, g, n, real, tl.exp2(elapsed), 0, 1, N)
         if HAS_RIGHT:
-            store_state(turned, row, tl.arange(0, padded(P)), real, product, P, P)
+            store_state(turned, row, g, tl.arange(0, padded(P)), real, product, P, P)
 
 
 @triton.jit
@@ -247,92 +336,104 @@ def prefix(
     """The states that enter `count` maps in turn, and the one behind the last: all tensors [count, sequences, G, ..]."""
     BN: tl.constexpr = padded(N)
     sequence, sequences = tl.program_id(1), tl.num_programs(1)
-    g, n = tl.program_id(0) * BG + tl.arange(0, BG), tl.arange(0, BN)
-    real = g < groups
-    row = sequence.to(tl.int64) * groups + g
-    state = load_state(start, row, n, real, N, P, DTYPE) if HAS_INITIAL else zero_state(BG, BN, P, DTYPE)
+    home, g, n = tl.program_id(0) * BG, tl.arange(0, BG), tl.arange(0, BN)
+    real = home + g < groups
+    row = sequence.to(tl.int64) * groups + home
+    state = load_state(start, row, g, n, real, N, P, DTYPE) if HAS_INITIAL else zero_state(BG, BN, P, DTYPE)
     for k in range(count):
-        u = (k * sequences + sequence).to(tl.int64) * groups + g
-        store_state(entering, u, n, real, state, N, P)
-        rights = load_numbers(right, u, real, P * P, DTYPE) if HAS_RIGHT else ()
-        moved = move(state, load_lines(left, u, n, real, 1, N, DTYPE)[0], rights, 0, False, HAS_RIGHT, P)
-        updates = load_state(update, u, n, real, N, P, DTYPE)
+        u = (k * sequences + sequence).to(tl.int64) * groups + home
+        store_state(entering, u, g, n, real, state, N, P)
+        rights = load_numbers(right, u, g, real, P * P, DTYPE) if HAS_RIGHT else ()
+        moved = move(state, load_lines(left, u, g, n, real, 1, N, DTYPE)[0], rights, 0, False, HAS_RIGHT, P, 0)
+        updates = load_state(update, u, g, n, real, N, P, DTYPE)
         state = ()
         for p in tl.static_range(P):
             state += (moved[p] + updates[p],)
-    store_state(final, row, n, real, state, N, P)
+    store_state(final, row, g, n, real, state, N, P)
 
 
 @triton.jit
 def gradients(
     value, write, read, step, drift, right, seen, bounds, whose, kept, adjoints, dy,
-    dvalue, dwrite, dread, dstep, ddrift, dright, dseen, dinitial, length, groups, crowd,
-    N: tl.constexpr, P: tl.constexpr, RANK: tl.constexpr, HAS_RIGHT: tl.constexpr, HAS_SEEN: tl.constexpr,
+    dvalue, dwrite, dread, dstep, ddrift, dright, dseen, dinitial, length, crowd,
+    G: tl.constexpr, N: tl.constexpr, P: tl.constexpr, RANK: tl.constexpr, HAS_RIGHT: tl.constexpr, HAS_SEEN: tl.constexpr,
     VARYING: tl.constexpr, HAS_INITIAL: tl.constexpr, HAS_BOUNDS: tl.constexpr, KEEP: tl.constexpr, SPAN: tl.constexpr,
-    EVEN: tl.constexpr, DTYPE: tl.constexpr, INDEX: tl.constexpr, BG: tl.constexpr, BT: tl.constexpr, HALVES: tl.constexpr,
+    EVEN: tl.constexpr, DTYPE: tl.constexpr, PACKED: tl.constexpr, BG: tl.constexpr, BT: tl.constexpr, HALVES: tl.constexpr,
     STAGES: tl.constexpr,
 ):  # fmt: skip
     """The gradients of all operands; that of a constant drift is left as one partial [G, N] per SPAN positions."""
     BN: tl.constexpr = padded(N)
+    PAIRS: tl.constexpr = 2 if PACKED and HALVES else 0
     slot = tl.program_id(1)
-    sequence = tl.load(whose + slot).to(tl.int32) if HAS_BOUNDS else slot // chunks_of(length, SPAN)
-    begin, end = span(bounds, length, sequence, HAS_BOUNDS, INDEX)
-    offset = (slot - chunk_of(begin, length, sequence, HAS_BOUNDS, SPAN)).to(tl.int32) * SPAN
+    sequence = tl.load(whose + slot).to(tl.int32) if HAS_BOUNDS else slot // spans_of(length, SPAN)
+    begin, end = extent(bounds, length, sequence, HAS_BOUNDS)
+    offset = (slot - span_of(begin, length, sequence, HAS_BOUNDS, SPAN)).to(tl.int32) * SPAN
     # Nothing is left to do behind the end of a sequence.
     count = tl.minimum((end - begin).to(tl.int32) - offset, SPAN)
-    first_chunk = chunk_of(begin, length, sequence, HAS_BOUNDS, KEEP) + offset // KEEP
-    g, n = tl.program_id(0) * BG + tl.arange(0, BG), tl.arange(0, BN)
-    real = g < groups
-    place = slot.to(INDEX) * groups + g
-    adjoint = load_lines(adjoints, place, n, real, P, N, DTYPE)
-    drifts = load_lines(drift, g, n, real, 1, N, DTYPE)[0] if not VARYING else tl.zeros((BG, BN), DTYPE)
+    home, g, n = tl.program_id(0) * BG, tl.arange(0, BG), tl.arange(0, BN)
+    real = real_groups(home, g, G, BG)
+    place = slot.to(tl.int64) * G + home
+    adjoint = load_lines(adjoints, place, g, n, real, P, N, DTYPE)
+    drifts = load_lines(drift, home, g, n, real, 1, N, DTYPE)[0] if not VARYING else tl.zeros((BG, BN), DTYPE)
     slopes = tl.zeros((BG, BN), DTYPE)
+    first = (kept_of(begin, length, sequence, HAS_BOUNDS, KEEP) + offset // KEEP) * G + home
+    # Where every block begins at a kept state, the state behind it is that before the next one.
+    HAS_NEXT: tl.constexpr = KEEP == BT
+    here = tl.where(count > 0, real, False)
+    after = load_lines(kept, first + count // KEEP * G, g, n, here, P, N, DTYPE) if HAS_NEXT else ()
     blocks = tl.cdiv(count, BT)
     for c in tl.range(0, blocks, num_stages=STAGES):
         low = (blocks - 1 - c) * BT
-        state = load_lines(kept, (first_chunk + low // KEEP).to(INDEX) * groups + g, n, real, P, N, DTYPE)
+        state = load_lines(kept, first + low // KEEP * G, g, n, real, P, N, DTYPE)
         if KEEP > BT:
             # From the kept state to the block.
             for i in range(low // KEEP * KEEP, low):
-                u = (begin + offset + i) * groups + g
-                wheres = load_lines(write, u, n, real, RANK, N, DTYPE)
-                values = load_numbers(value, u, real, RANK * P, DTYPE)
-                rights = load_numbers(right, u, real, P * P, DTYPE) if HAS_RIGHT else ()
-                steps = tl.load(step + u, mask=real, other=0.0).to(DTYPE)
+                u = (begin + offset + i) * G + home
+                wheres = load_lines(write, u, g, n, real, RANK, N, DTYPE)
+                values = load_numbers(value, u, g, real, RANK * P, DTYPE)
+                rights = load_numbers(right, u, g, real, P * P, DTYPE) if HAS_RIGHT else ()
+                steps = tl.load(step + u + g, mask=real, other=0.0).to(DTYPE)
                 if VARYING:
-                    drifts = load_lines(drift, u, n, real, 1, N, DTYPE)[0]
-                moved = move(state, tl.exp2(steps[:, None] * (drifts * LOG2_E)), rights, 0, False, HAS_RIGHT, P)
-                state = add_source(moved, wheres, values, 0, RANK, P)
+                    drifts = load_lines(drift, u, g, n, real, 1, N, DTYPE)[0]
+                moved = move(state, tl.exp2(steps[:, None] * (drifts * LOG2_E)), rights, 0, False, HAS_RIGHT, P, PAIRS)
+                state = add_source(moved, wheres, values, 0, RANK, P, PAIRS)
         # States 0 .. BT of the block, one after another; those behind the end of a sequence are not used.
-        u = (begin + offset + low) * groups + g
+        u = (begin + offset + low) * G + home
         limit = None if EVEN else tl.minimum(count - low, BT)
-        values = load_numbers(value, u, real, RANK * P, DTYPE, groups, BT, limit)
-        rights = load_numbers(right, u, real, P * P, DTYPE, groups, BT, limit) if HAS_RIGHT else ()
-        steps = load_numbers(step, u, real, 1, DTYPE, groups, BT, limit)
-        cotangents = load_numbers(dy, u, real, P, DTYPE, groups, BT, limit)
-        shown = load_numbers(seen, u, real, RANK * P, DTYPE, groups, BT, limit) if HAS_SEEN else ()
-        states, wheres, rates, lefts = state, (), (), ()
+        values = load_numbers(value, u, g, real, RANK * P, DTYPE, G, BT, limit)
+        rights = load_numbers(right, u, g, real, P * P, DTYPE, G, BT, limit) if HAS_RIGHT else ()
+        steps = load_numbers(step, u, g, real, 1, DTYPE, G, BT, limit)
+        cotangents = load_numbers(dy, u, g, real, P, DTYPE, G, BT, limit)
+        shown = load_numbers(seen, u, g, real, RANK * P, DTYPE, G, BT, limit) if HAS_SEEN else ()
+        wheres = load_lines(write, u, g, n, real, RANK, N, DTYPE, G, BT, limit)
+        readouts = load_lines(read, u, g, n, real, 1, N, DTYPE, G, BT, limit)
+        rates = load_lines(drift, u, g, n, real, 1, N, DTYPE, G, BT, limit) if VARYING else ()
+        states, lefts = state, ()
         for k in tl.static_range(BT):
-            here, at = real if EVEN else tl.where(k < limit, real, False), u + k * groups
-            wheres += load_lines(write, at, n, here, RANK, N, DTYPE)
-            rates += load_lines(drift, at, n, here, 1, N, DTYPE) if VARYING else (drifts,)
-            lefts += (tl.exp2(steps[k][:, None] * (rates[k] * LOG2_E)),)
-            moved = move(state, lefts[k], rights, k * P * P, False, HAS_RIGHT, P)
-            state = add_source(moved, wheres[k * RANK : (k + 1) * RANK], values, k * RANK * P, RANK, P)
-            states += state
-        pulled, looked, tilts = (), (), ()
+            if not VARYING:
+                rates += (drifts,)
+            lefts += (tl.exp2(mul(rates[k] * LOG2_E, steps[k][:, None], PAIRS)),)
+            if k < BT - 1 or not HAS_NEXT:
+                moved = move(state, lefts[k], rights, k * P * P, False, HAS_RIGHT, P, PAIRS)
+                state = add_source(moved, wheres[k * RANK : (k + 1) * RANK], values, k * RANK * P, RANK, P, PAIRS)
+                states += state
+        if HAS_NEXT:
+            states += after
+            after = states[:P]
+        # Factors of what is summed over N.
+        pulled, pullers, looked, lookers, tilts = (), (), (), (), ()
         # A block's share of the drift gradient is summed apart, so that long sequences lose no digits.
         share = tl.zeros((BG, BN), DTYPE)
         for k in tl.static_range(BT - 1, -1, -1):
-            here, at = real if EVEN else tl.where(k < limit, real, False), u + k * groups
+            here, at = real if EVEN else tl.where(k < limit, real, False), u + k * G
             old = states[k * P : (k + 1) * P]
-            readout = load_lines(read, at, n, here, 1, N, DTYPE)[0]
-            upper = add_source(adjoint, (readout,), cotangents, k * P, 1, P)
+            readout = readouts[k]
+            upper = add_source(adjoint, (readout,), cotangents, k * P, 1, P, PAIRS)
             sources = adjoint if HAS_SEEN else upper
-            dreadout = dot(states[(k + 1) * P : (k + 2) * P], cotangents, k * P, 1, P)
+            dreadout = dot(states[(k + 1) * P : (k + 2) * P], cotangents, k * P, 1, P, PAIRS)
             for r in tl.static_range(RANK - 1, -1, -1):
                 where = wheres[k * RANK + r]
-                dwhere = dot(sources, values, (k * RANK + r) * P, 1, P)
+                dwhere = dot(sources, values, (k * RANK + r) * P, 1, P, PAIRS)
                 if HAS_SEEN:
                     own, extra = tl.zeros((BG,), DTYPE), tl.zeros((BG,), DTYPE)
                     for p in tl.static_range(P):
@@ -341,37 +442,39 @@ def gradients(
                     dreadout += extra[:, None] * where
                     dwhere += own[:, None] * readout
                     for p in tl.static_range(P - 1, -1, -1):
-                        looked = (readout * where * cotangents[k * P + p][:, None],) + looked
-                store_line(dwrite, at, n, here, dwhere, r, RANK, N)
+                        looked, lookers = (readout * cotangents[k * P + p][:, None],) + looked, (where,) + lookers
+                store_line(dwrite, at, g, n, here, dwhere, r, RANK, N)
                 for p in tl.static_range(P - 1, -1, -1):
-                    pulled = (where * sources[p],) + pulled
-            store_line(dread, at, n, here, dreadout, 0, 1, N)
-            before = move(upper, lefts[k], rights, k * P * P, True, HAS_RIGHT, P)
+                    pulled, pullers = (where,) + pulled, (sources[p],) + pullers
+            store_line(dread, at, g, n, here, dreadout, 0, 1, N)
+            faded = ()
+            for p in tl.static_range(P):
+                faded += (mul(upper[p], lefts[k], PAIRS),)
+            before = faded
             if HAS_RIGHT:
-                drights = ()
+                before = ()
                 for p in tl.static_range(P):
-                    for q in tl.static_range(P):
-                        drights += (old[p] * (lefts[k] * upper[q]),)
-                store_tile(dright, at, here, fold(drights, P * P, HALVES), P * P)
-            slope = old[0] * before[0]
+                    before += (dot(faded, rights, k * P * P + p * P, 1, P, PAIRS),)
+                store_tile(dright, at, g, here, fold_outer(old, faded, P, HALVES, PAIRS), P * P)
+            slope = mul(old[0], before[0], PAIRS)
             for p in tl.static_range(1, P):
-                slope += old[p] * before[p]
-            tilts = (slope * rates[k],) + tilts
+                slope = fma(old[p], before[p], slope, PAIRS)
+            tilts = (slope,) + tilts
             if VARYING:
-                store_line(ddrift, at, n, here, slope * steps[k][:, None], 0, 1, N)
+                store_line(ddrift, at, g, n, here, slope * steps[k][:, None], 0, 1, N)
             else:
-                share += slope * steps[k][:, None]
+                share = fma(slope, steps[k][:, None], share, PAIRS)
             # The adjoint goes through what is behind the end as it is.
             passed = ()
             for p in tl.static_range(P):
                 passed += (before[p] if EVEN else tl.where(k < limit, before[p], adjoint[p]),)
             adjoint = passed
-        store_tile(dvalue, u, real, fold(pulled, BT * RANK * P, HALVES), RANK * P, groups, BT, limit)
-        store_tile(dstep, u, real, fold(tilts, BT, HALVES), 1, groups, BT, limit)
+        store_tile(dvalue, u, g, real, fold(pulled, pullers, BT * RANK * P, HALVES, PAIRS), RANK * P, G, BT, limit)
+        store_tile(dstep, u, g, real, fold(tilts, rates, BT, HALVES, PAIRS), 1, G, BT, limit)
         if HAS_SEEN:
-            store_tile(dseen, u, real, fold(looked, BT * RANK * P, HALVES), RANK * P, groups, BT, limit)
+            store_tile(dseen, u, g, real, fold(looked, lookers, BT * RANK * P, HALVES, PAIRS), RANK * P, G, BT, limit)
         slopes += share
     if not VARYING:
-        store_line(ddrift, place, n, real, slopes, 0, 1, N)
+        store_line(ddrift, place, g, n, real, slopes, 0, 1, N)
     if HAS_INITIAL:
-        store_state(dinitial, sequence.to(INDEX) * groups + g, n, tl.where(offset == 0, real, False), adjoint, N, P)
+        store_state(dinitial, sequence.to(tl.int64) * G + home, g, n, tl.where(offset == 0, real, False), adjoint, N, P)

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from shippo_ssm._dtypes import compute_dtype
-from shippo_ssm.engine import Config, card_obstacle, launch_card
+from shippo_ssm.engine import Config, card_obstacle, launch_card, packs
 from shippo_ssm.scan.algebra import Affine, Recurrence
 from shippo_ssm.scan.fused import WIDEST, Outputs, scan_operators
 
@@ -24,10 +24,12 @@ FEWEST_CHAINS = 512
 # Programs of the backward pass that fill a card, and the fewest positions of one.
 MANY, SHORTEST = 2048, 64
 # Most positions of a round, a power of two.
-LONGEST_ROUND = 4
-# What a forward pass asks of `configs`, and what the gradients do, which need many registers.
-FORWARD: dict[str, Any] = {"groups": (2, 4)}
-GRADIENTS: dict[str, Any] = {"ahead": 2}
+LONGEST_ROUND = 8
+# What passes ask of `configs`: one that sums over N at every position, one that does not, and the gradients, which need many
+# registers.
+FORWARD: dict[str, Any] = {"groups": (2, 4), "numbers": 16, "ahead": 5}
+SILENT: dict[str, Any] = {"groups": (2,), "numbers": 32, "ahead": 4}
+GRADIENTS: dict[str, Any] = {"groups": (2,), "numbers": 16, "ahead": 2}
 PREFIX = (Config((("BG", 1),)),)
 
 
@@ -58,11 +60,11 @@ def span_of(chains: int, length: int) -> int:
     return 1 << (max(SHORTEST, length // max(2, MANY // max(1, chains))) - 1).bit_length()
 
 
-def configs(order: int, width: int, groups: tuple[int, ...] = (2,), ahead: int = 4) -> tuple[Config, ...]:
-    """The configurations to choose from: `groups` of a program, positions of a round, and rounds that loads run `ahead`."""
+def configs(order: int, width: int, *, groups: tuple[int, ...], numbers: int, ahead: int) -> tuple[Config, ...]:
+    """The configurations to choose from: `groups` of a program, `numbers` of a round's values, rounds of loads `ahead`."""
     lanes, columns = 1 << (order - 1).bit_length(), 1 << (width - 1).bit_length()
-    # Up to eight numbers of one group's state in a lane; up to sixteen sums of a round at once.
-    warps, positions = max(1, min(8, lanes * width // 256)), max(1, min(LONGEST_ROUND, 16 // columns))
+    # Up to eight numbers of one group's state in a lane.
+    warps, positions = max(1, min(8, lanes * width // 256)), max(1, min(LONGEST_ROUND, numbers // columns))
     choices = []
     for count in groups:
         # How often neighbours of N lie in one lane.
@@ -161,7 +163,7 @@ def _scan_kernel(
     arguments |= {"MIRROR": False, "READS": False, "SUMMARY": False, "KEEP": 0}
     arguments |= _arguments(recurrence, cu_seqlens) | outputs | kind
     arguments |= {"initial": _contiguous(initial_state), "HAS_INITIAL": initial_state is not None}
-    choices = configs(arguments["N"], arguments["P"], **(FORWARD if arguments["READS"] else {}))
+    choices = configs(arguments["N"], arguments["P"], **(FORWARD if arguments["READS"] else SILENT))
     launch_card(kernels.scan, _grid(*_chains(recurrence, cu_seqlens)), arguments, choices)
 
 
@@ -178,15 +180,11 @@ def _arguments(recurrence: Recurrence, cu_seqlens: Tensor | None) -> dict[str, A
     value, write = recurrence.value, recurrence.write
     _, length, groups, rank, width = value.shape
     sequences, _ = _chains(recurrence, cu_seqlens)
-    # Offsets into the largest operands, and into kept states, still fit into 32 bits, which are cheaper.
-    states = len(value) * length // keep_every(width) + sequences
-    most = max(tensor.numel() for tensor in recurrence if tensor is not None)
-    small = max(most, states * groups * write.shape[-1] * width) < 2**31
     return recurrence.map(Tensor.contiguous)._asdict() | {
         "bounds": _contiguous(cu_seqlens),
         "length": length,
-        "groups": groups,
         "crowd": 1 << (sequences * groups - 1).bit_length() if sequences * groups else 0,
+        "G": groups,
         "N": write.shape[-1],
         "P": width,
         "RANK": rank,
@@ -196,7 +194,7 @@ def _arguments(recurrence: Recurrence, cu_seqlens: Tensor | None) -> dict[str, A
         "HAS_BOUNDS": cu_seqlens is not None,
         "EVEN": cu_seqlens is None and length % LONGEST_ROUND == 0,
         "DTYPE": tl.float64 if compute_dtype(value.dtype) == torch.float64 else tl.float32,
-        "INDEX": tl.int32 if small else tl.int64,
+        "PACKED": packs(value),
     }
 
 
