@@ -500,9 +500,7 @@ def narrow_core(arithmetic: str, width: int, degree: int, theta: float, largest:
             s = [*s[1:], emit.dot(power, s)]
         signs = [1.0, -1.0, 1.0, -1.0]
         of_functions = [emit.mul(slope, emit.constant(sign)) for slope, sign in zip(reversed(slopes), signs)]
-        q = [
-            emit.mul(emit.dot(functions[: 5 - j], of_functions[j - 1 :]), emit.constant(signs[j - 1])) for j in range(1, 5)
-        ]
+        q = [emit.mul(emit.dot(functions[: 5 - j], of_functions[j - 1 :]), emit.constant(signs[j - 1])) for j in range(1, 5)]
         halves = [emit.mul(x, half) for x in q[1:]]
 
         def common(i: int, j: int) -> Any:
@@ -574,4 +572,6 @@ def narrow_core(arithmetic: str, width: int, degree: int, theta: float, largest:
             scale(w, total_at, factors)
         return total_at
 
-    return Core(kept + most_squarings * slot if frechet else direction_at, direction_at, measure, backward if frechet else forward)
+    if not frechet:
+        return Core(direction_at, direction_at, measure, forward)
+    return Core(kept + most_squarings * slot, direction_at, measure, backward)

@@ -32,8 +32,8 @@ def choose_kernel(op: str, tensors: tuple[Tensor, ...], width: int, axes: int, b
     """The kernel that a call takes: "torch", "fused" (CPU) or "triton" (card).
 
     "auto" is "fused" for at least 32 float32 or float64 items on the CPU with width <= 8 (16 for generators), "triton" for such
-    items on a card with width <= 4 where Triton is installed, else "torch"; differentiation by `torch.func` or in forward mode needs the torch
-    formulas.
+    items on a card with width <= 4 where Triton is installed, else "torch"; differentiation by `torch.func` or in forward mode
+    needs the torch formulas.
 
     Args:
         op: who asks, for messages.
