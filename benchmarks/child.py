@@ -17,6 +17,9 @@ from typing import Any
 SECTIONS = {
     "scan": ("scan", "measure"),
     "sweeps": ("sweeps", "measure"),
+    "widths": ("sweeps", "measure_widths"),
+    "halves": ("halves", "measure"),
+    "cases": ("against", "cases"),
     "expm": ("expm", "measure"),
     "memory": ("memory", "measure"),
     "training": ("models", "training"),

@@ -1,8 +1,8 @@
-"""Small matrix exponentials: ours against `torch.linalg.matrix_exp`, and the split product beside them.
+"""Small matrix exponentials: ours against `torch.linalg.matrix_exp`, as they are and as right actions, and the split product.
 
-Data path: M generators [M, P, P] (for the split product M coordinates and steps) and a cotangent [M, P, P] -> values and
+Data path: M generators [M, P, P] (for right actions M coordinates and steps) and a cotangent [M, P, P] -> values and
 gradients by each candidate, held against float64: `torch.linalg.matrix_exp`, and for the split product the product of its
-factors' exponentials on the first few -> times in turn.
+factors' exponentials on the first few -> times in turn. What stands `beside` a candidate of ours is torch's way to the same.
 """
 
 from __future__ import annotations
@@ -19,6 +19,9 @@ from benchmarks.timer import first_call, interleave
 
 # Split products that are checked: sixteen dense exponentials for each make the reference slow.
 _CHECKED = 1024
+# Wider ones have no kernel of their own.
+_WIDEST_SPLIT = 8
+TORCH = "torch.linalg.matrix_exp"
 
 
 def measure(*, num_matrices: int = 131072, width: int = 4, rounds: int, budget: float) -> dict[str, Any]:
@@ -30,7 +33,7 @@ def measure(*, num_matrices: int = 131072, width: int = 4, rounds: int, budget: 
         rounds: calls of each candidate at most.
         budget: seconds per candidate and pass.
     """
-    from shippo_ssm.actions import SplitFlow, expm
+    from shippo_ssm.actions import Dissipative, Orthogonal, SplitFlow, expm
 
     generator = torch.Generator().manual_seed(0)
     matrices = 0.3 * torch.randn(num_matrices, width, width, generator=generator)
@@ -50,9 +53,22 @@ def measure(*, num_matrices: int = 131072, width: int = 4, rounds: int, budget: 
     dense = torch.linalg.matrix_exp
     functions: list[tuple[str, Callable[..., Tensor], Callable[..., Tensor], tuple[Tensor, ...], int]] = [
         ("shippo expm", expm, dense, (matrices,), num_matrices),
-        ("torch.linalg.matrix_exp", dense, dense, (matrices,), num_matrices),
-        ("shippo SplitFlow", split, product, (coordinates, step), _CHECKED),
+        (TORCH, dense, dense, (matrices,), num_matrices),
     ]
+    if width <= _WIDEST_SPLIT:
+        functions.append(("shippo SplitFlow", split, product, (coordinates, step), _CHECKED))
+    for family in (Orthogonal(width), Dissipative(width)):
+
+        def by_torch(coords: Tensor, step: Tensor, family: Any = family) -> Tensor:
+            return dense(family.generator(coords) * step[..., None, None])
+
+        name = type(family).__name__
+        given = (0.3 * torch.randn(num_matrices, family.num_coordinates, generator=generator), step)
+        functions += [
+            (f"shippo {name}", family, by_torch, given, num_matrices),
+            (f"{TORCH}, {name}", by_torch, by_torch, given, num_matrices),
+        ]
+    names = [name for name, *_ in functions]
     records: dict[str, Any] = {}
     calls: dict[str, dict[str, Callable[[], Any]]] = {"forward": {}, "both": {}}
     for name, function, exact, inputs, checked in functions:
@@ -62,6 +78,10 @@ def measure(*, num_matrices: int = 131072, width: int = 4, rounds: int, budget: 
         results, seconds = first_call(both)
         errors = check(name, {key: result[:checked] for key, result in results.items()}, want)
         records[name] = {"errors": errors, "first_call": seconds}
+        own = name.removeprefix("shippo ")
+        beside = TORCH if own == "expm" else f"{TORCH}, {own}"
+        if own != name and beside in names:
+            records[name]["beside"] = beside
         calls["forward"][name], calls["both"][name] = _bind(_value, function, inputs), both
         calls["forward"][name]()
     for scan_pass, named in calls.items():

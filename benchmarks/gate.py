@@ -127,4 +127,7 @@ def _rows(name: str, leaf: Tensor, rows: slice) -> Tensor:
 
 def as_array(result: Any) -> np.ndarray:
     """A tensor of any library as a NumPy array."""
-    return result.detach().cpu().numpy() if isinstance(result, Tensor) else np.asarray(result)
+    if not isinstance(result, Tensor):
+        return np.asarray(result)
+    # NumPy has no bfloat16.
+    return (result.float() if result.dtype == torch.bfloat16 else result).detach().cpu().numpy()

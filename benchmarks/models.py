@@ -1,7 +1,8 @@
 """End to end: a training step of the Transport-MQAR models, decoding at long context, and the speed of the data.
 
 Data path: the paper's geometry (d_model 128, four layers) on batches of Transport-MQAR events [B, T, 7]. A training step is
-forward, cross-entropy at the queries, backward and AdamW. Decoding feeds one token after another to `model.step`: a SHiPPO
+forward, cross-entropy at the queries, backward and AdamW; beside it stand its own matrix products alone, on operands of the
+same sizes and layouts. Decoding feeds one token after another to `model.step`: a SHiPPO
 model from a state of fixed size, the Transformer from a cache of the context's length, filled with random keys and values
 instead of a prefill, and kept in place so that a token costs no copy of it.
 """
@@ -16,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from benchmarks.gate import check
 from benchmarks.timer import first_call, interleave
@@ -75,12 +77,18 @@ def training(names: list[str], *, batch: int, length: int, rounds: int, budget: 
     for name in names:
         model = make_model(name, n_layers=n_layers)
         error = check_model(name, model, small)
-        steps[name] = partial(_train_once, model, torch.optim.AdamW(model.parameters(), lr=1e-4), events)
-        _, seconds = first_call(steps[name])
+        steps[name] = partial(train_once, model, torch.optim.AdamW(model.parameters(), lr=1e-4), events)
+        products = Products()
+        with products:
+            _, seconds = first_call(steps[name])
+        steps[f"{name}, products"] = products.replay
         parameters = sum(parameter.numel() for parameter in model.parameters())
         records[name] = {"parameters": parameters, "error": error, "first_call": seconds}
-    for name, timing in interleave(steps, rounds=rounds, budget=budget).items():
-        records[name] |= timing.as_dict() | {"tokens_per_second": batch * length / timing.median}
+    timings = interleave(steps, rounds=rounds, budget=budget)
+    for name, record in records.items():
+        timing, products = timings[name], timings[f"{name}, products"]
+        record |= timing.as_dict() | {"tokens_per_second": batch * length / timing.median}
+        record |= {"products": products.as_dict(), "over_products": timing.median / products.median}
     result: dict[str, Any] = {"batch": batch, "length": length, "models": records, "threads": torch.get_num_threads()}
     generate = {"generator": lambda: task.batch(range(batch))}
     timing = interleave(generate, rounds=max(rounds, 3), budget=budget)["generator"]
@@ -88,7 +96,34 @@ def training(names: list[str], *, batch: int, length: int, rounds: int, budget: 
     return result
 
 
-def _train_once(model: SequenceModel, optimizer: torch.optim.Optimizer, events: Any) -> None:
+class Products(TorchDispatchMode):
+    """Notes the matrix products of what runs inside it, and can do them again by themselves."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.pairs: list[tuple[Tensor, Tensor]] = []
+        self._kept: dict[tuple[Any, ...], Tensor] = {}
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func in (torch.ops.aten.mm.default, torch.ops.aten.addmm.default):
+            self.pairs.append((self._like(args[-2]), self._like(args[-1])))
+        return func(*args, **(kwargs or {}))
+
+    def _like(self, tensor: Tensor) -> Tensor:
+        """Numbers of our own in the same layout; one tensor serves all that are laid out alike."""
+        key = (tuple(tensor.shape), tensor.stride(), tensor.dtype)
+        if key not in self._kept:
+            self._kept[key] = torch.empty_strided(*key[:2], dtype=tensor.dtype).normal_()
+        return self._kept[key]
+
+    def replay(self) -> None:
+        """All products, in their order."""
+        for a, b in self.pairs:
+            torch.mm(a, b)
+
+
+def train_once(model: SequenceModel, optimizer: torch.optim.Optimizer, events: Any) -> None:
+    """One step of training."""
     optimizer.zero_grad(set_to_none=True)
     query_loss(model, events).backward()
     optimizer.step()

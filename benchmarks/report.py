@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.machine import machine_line
-from benchmarks.tables import Table, tables
+from benchmarks.tables import Table, against_table, tables
 
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "results" / "bench.json"
@@ -45,6 +45,12 @@ _METHOD = """## How it is measured
   ready, compilation is not counted, allocating the results is. Discretisation and frames are inside. A slow candidate takes
   part in fewer rounds; one that compiles nothing and whose checked call takes longer than all rounds may is not called again.
   The sweep of T cuts the same tokens into sequences of every length and takes the lengths in turn.
+- **bfloat16 operands** are those of the scan but step and drift; results in bfloat16 are held to 1e-2 against the reference on
+  the same rounded operands.
+- **A training step's own matrix products** are those of its forward and backward pass, noted once and done again by themselves
+  on operands of the same sizes and layouts.
+- **Another commit** (`shippo bench --against REV`) is checked out beside this one; both packages run under this measuring code,
+  in processes that take turns.
 - **Threads.** Each thread count is a process of its own, bound to that many cores, so that XLA keeps to it too.
 - Ratios hold inside one run; absolute times are those of this machine on that day.
 """
@@ -72,12 +78,21 @@ def render(run: dict[str, Any]) -> str:
 
 def print_run(run: dict[str, Any]) -> None:
     """The tables of a run on the terminal."""
+    _show(run["machine"], tables(run))
+
+
+def print_against(compared: dict[str, Any]) -> None:
+    """A comparison with a commit on the terminal."""
+    _show(compared["machine"], [against_table(compared)])
+
+
+def _show(machine: dict[str, Any], shown_tables: list[Table]) -> None:
     from rich.console import Console
     from rich.table import Table as RichTable
 
     console = Console()
-    console.print(machine_line(run["machine"]))
-    for table in tables(run):
+    console.print(machine_line(machine))
+    for table in shown_tables:
         columns = len(table.head) - table.page_only
         shown = RichTable(*table.head[:columns], title=table.title, title_justify="left")
         for row in table.rows:

@@ -8,7 +8,7 @@ and roofs. A peer that is missing or wrong appears with the reason and without a
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any
 
 import torch
@@ -20,6 +20,9 @@ from benchmarks.peers import Candidate, Missing, Peer, peers
 from benchmarks.problem import Shape, make_inputs
 from benchmarks.roof import PASSES, bytes_moved, roof, traffic
 from benchmarks.timer import Timing, first_call, interleave, summarize
+
+# Cells up to which every backward pass is run.
+SMALL = 1 << 12
 
 
 class Judge:
@@ -89,6 +92,9 @@ def measure(
             continue
         try:
             candidate = peer.prepare(inputs, cotangent)
+            if peer.slow_backward and shape.cells > SMALL:
+                candidate = replace(candidate, both=None)
+                record["cannot"] += "; its backward pass takes minutes and is left out"
             record |= judge.admit(peer, candidate)
         except Missing as error:
             record |= {"status": "missing", "reason": str(error)}

@@ -1,4 +1,4 @@
-"""How time grows: with T at a constant number of tokens, with N, with P and with G.
+"""How time grows: with T at a constant number of tokens, with N, with P and with G; and widths P at a constant G P.
 
 Data path: each `Shape` of a sweep is checked on a corner (first row, first and last group) against the float64 reference,
 with a cotangent that is zero elsewhere, and then timed with its copy. The T sweep cuts the same tokens into sequences of each
@@ -8,6 +8,7 @@ sequence) against log T, and a linear scan has exponent 1.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import asdict, replace
 from typing import Any
 
@@ -15,7 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from benchmarks.gate import as_array, check, oracle
+from benchmarks.gate import TOLERANCE, as_array, check, oracle
 from benchmarks.machine import Stream, fma_rate
 from benchmarks.peers import Candidate, Missing, Peer, peers
 from benchmarks.problem import Shape, make_inputs
@@ -23,6 +24,7 @@ from benchmarks.roof import PASSES, bytes_moved, roof, traffic
 from benchmarks.timer import interleave
 
 TOKENS = 65536
+WIDTHS = (1, 2, 4, 8, 16)
 # Positions at either end of a long sequence on which the T sweep checks it.
 WINDOW = 4096
 
@@ -127,7 +129,9 @@ def _time(
     return found
 
 
-def check_corner(peer: Peer, inputs: dict[str, Tensor], cotangent: Tensor, window: int | None = None) -> float:
+def check_corner(
+    peer: Peer, inputs: dict[str, Tensor], cotangent: Tensor, window: int | None = None, tolerance: float = TOLERANCE
+) -> float:
     """Largest RMS error ratio of y and all gradients on the first row, first and last group. Raises `Disagreement`.
 
     With a `window`, a sequence of more than twice that length is checked on its first and on its last `window` positions, with
@@ -151,9 +155,9 @@ def check_corner(peer: Peer, inputs: dict[str, Tensor], cotangent: Tensor, windo
     want = {name: tensor if name == "drift" else tensor[-1:] for name, tensor in want.items()}
     got = _rows(results, spans[-1:])
     got["y"], want["y"] = (y[:, seen - length :] if seen else y for y in (got["y"], want["y"]))
-    errors = list(check(peer.name, got, want).values())
+    errors = list(check(peer.name, got, want, tolerance).values())
     if len(spans) > 1:
-        errors += check(peer.name, {"y": results["y"][:, :window]}, head).values()
+        errors += check(peer.name, {"y": results["y"][:, :window]}, head, tolerance).values()
     return max(errors)
 
 
@@ -168,8 +172,20 @@ def measure(*, rounds: int, budget: float) -> dict[str, Any]:
     }
     names = ("shippo fused", "jax.lax.scan")
     for letter, shapes in size_shapes(Shape(batch=4)).items():
-        result[letter] = [measure_point(shape, names, rounds=rounds, budget=budget / 2, rate=rate) for shape in shapes]
+        result[letter] = [measure_point(shape, names, rounds=rounds, budget=budget / 4, rate=rate) for shape in shapes]
     return result
+
+
+def measure_widths(
+    *, rounds: int, budget: float, batch: int = 16, length: int = 512, channels: int = 256, widths: Sequence[int] = WIDTHS
+) -> dict[str, Any]:
+    """Groups of every width at the same number of channels G P, wide ones with `jax.lax.scan` beside."""
+    rate, points = fma_rate(), []
+    for width in widths:
+        shape = Shape(batch=batch, length=length, groups=channels // width, width=width)
+        names = ("shippo fused", "jax.lax.scan") if width >= 8 else ("shippo fused",)
+        points.append(measure_point(shape, names, rounds=rounds, budget=budget, rate=rate))
+    return {"threads": torch.get_num_threads(), "points": points}
 
 
 def _rows(named: dict[str, Tensor], spans: list[tuple[int, int]]) -> dict[str, Tensor]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+TORCH = "torch.linalg.matrix_exp"
 SIZES = {"order": "N", "width": "P", "groups": "G", "length": "T"}
 
 
@@ -31,17 +32,22 @@ def tables(run: dict[str, Any]) -> list[Table]:
     for key in ("scan", "scan_one_thread", "scan_odd_length"):
         if key in sections:
             made.append(scan_table(sections[key]))
+    if sections.get("widths"):
+        made.append(width_table(sections["widths"]))
+    if sections.get("halves"):
+        made.append(halves_table(sections["halves"]))
     if "memory" in sections:
         made.append(memory_table(sections["memory"]))
     if "sweeps" in sections:
         made += sweep_tables(sections["sweeps"])
-    made += [expm_table(sections[key]) for key in ("expm", "expm_one_thread") if key in sections]
-    if "training" in sections:
-        made.append(training_table(sections["training"]))
+    made += [expm_table(sections[key]) for key in ("expm", "expm_8", "expm_16", "expm_one_thread") if key in sections]
+    made += [training_table(sections[key]) for key in ("training", "training_one_thread") if key in sections]
     made += [decoding_table(sections[key]) for key in ("decoding", "decoding_batch_16") if key in sections]
     if "projection" in sections:
         rows = [(name.removesuffix("_s").replace("_", " "), f"{value:.2f}") for name, value in sections["projection"].items()]
         made.append(Table(title="Compression of 100,000 samples of 16 channels, N = 64", head=("run", "seconds"), rows=rows))
+    if "against" in run:
+        made.append(against_table(run["against"]))
     return made
 
 
@@ -55,7 +61,8 @@ def verdict_table(run: dict[str, Any]) -> Table:
         rows.append((row["what"], f"{sign} {row['must']:g}", f"{sign} {row['aim']:g}", reached, result))
     head = ("what", "must", "aim", "reached", "which")
     note = (
-        "Ratios inside one run, B16 T512 G64 N32 P4, float32, two threads. `which` is the better of the two that was reached."
+        "Ratios inside one run, B16 T512 N32, G P = 256, P = 4 where a row says nothing else, float32, two threads; where a row"
+        " names several widths, the worst of them. `which` is the better of the two that was reached."
     )
     return Table(title="What was to be reached", head=head, rows=rows, notes=(note,))
 
@@ -104,6 +111,50 @@ def scan_table(section: dict[str, Any]) -> Table:
     return Table(title=title, head=head, rows=rows, notes=tuple(notes), page_only=1)
 
 
+def width_table(section: dict[str, Any]) -> Table:
+    """Widths at a constant number of channels."""
+    rows = []
+    for point in section["points"]:
+        shape = point["shape"]
+        rows.append((str(shape["width"]), str(shape["groups"]), *_point(point), *_beside_jax(point)))
+    sizes = section["points"][0]["shape"]
+    title = f"Widths at constant G P, B{sizes['batch']} T{sizes['length']} N{sizes['order']}, {_threads(section)}"
+    head = ("P", "G", "forward", "over roof", "forward+backward", "over roof", "error", "ahead of jax.lax.scan", "f+b")
+    return Table(title=title, head=head, rows=rows)
+
+
+def halves_table(section: dict[str, Any]) -> Table:
+    """bfloat16 operands beside float32 ones."""
+    rows = []
+    for name in ("float32", "bfloat16"):
+        record = section[name]
+        times = [_time(record[scan_pass]) for scan_pass in ("forward", "both")]
+        over = [f"{record[key]['median'] / section['float32'][key]['median']:.2f}" for key in ("forward", "both")]
+        rows.append((name, *times, *over, f"{record['error']:.0e}"))
+    note = "Step and drift are float32 in both; both are held against the float64 reference on the same rounded operands."
+    head = ("operands", "forward", "forward+backward", "/ float32", "/ float32, f+b", "error")
+    title = f"bfloat16 operands, {_shape(section['shape'])}, {_threads(section)}"
+    return Table(title=title, head=head, rows=rows, notes=(note,))
+
+
+def against_table(section: dict[str, Any]) -> Table:
+    """This checkout beside an earlier commit."""
+    rows = []
+    for name, record in section["cases"].items():
+        if "failed" in record:
+            reason = "; ".join(f"{who}: {why}" for who, why in record["failed"].items())
+            rows.append((name, reason, "", "", ""))
+        for scan_pass, label in (("forward", "forward"), ("both", "forward+backward")):
+            if scan_pass in record:
+                figures = record[scan_pass]
+                times = [f"{1e3 * figures[who]:.4g}" for who in ("ours", "theirs")]
+                rows.append((name, label, *times, f"{figures['ratio']:.2f}"))
+    head = ("case", "pass", "now, ms", "then, ms", "now / then")
+    note = "Both packages run under the same measuring code, in processes that take turns; medians over the turns."
+    title = f"Beside commit {section['commit']}, {_threads(section)}"
+    return Table(title=title, head=head, rows=rows, notes=(note,))
+
+
 def memory_table(records: list[dict[str, Any]]) -> Table:
     """Peak memory."""
     rows = []
@@ -137,12 +188,7 @@ def sweep_tables(section: dict[str, Any]) -> list[Table]:
             continue
         rows = []
         for point in section[key]:
-            peer = point["peers"].get("jax.lax.scan", {"status": "missing"})
-            beside = [
-                f"{peer[scan_pass]['median'] / point[scan_pass]['median']:.1f} ×" if peer["status"] == "ok" else peer["status"]
-                for scan_pass in ("forward", "both")
-            ]
-            rows.append((str(point["shape"][key]), *_point(point), *beside))
+            rows.append((str(point["shape"][key]), *_point(point), *_beside_jax(point)))
         head = (letter, "forward", "over roof", "forward+backward", "over roof", "error", "ahead of jax.lax.scan", "f+b")
         others = ", ".join(
             f"{name} = {section[key][0]['shape'][size]}" for size, name in (("batch", "B"), *SIZES.items()) if size != key
@@ -153,20 +199,15 @@ def sweep_tables(section: dict[str, Any]) -> list[Table]:
 
 def expm_table(section: dict[str, Any]) -> Table:
     """Right actions of small width."""
-    candidates = section["candidates"]
-    ours = candidates["shippo expm"]
-    rows = [
-        (
-            name,
-            _time(record["forward"]),
-            _time(record["both"]),
-            f"{record['both']['median'] / ours['both']['median']:.3g} ×",
-            f"{max(record['errors'].values()):.0e}",
-        )
-        for name, record in candidates.items()
-    ]
+    candidates, rows = section["candidates"], []
+    for name, record in candidates.items():
+        beside = candidates.get(record.get("beside", TORCH if name == "shippo expm" else ""))
+        ahead = [f"{beside[key]['median'] / record[key]['median']:.3g} ×" if beside else "–" for key in ("forward", "both")]
+        times = [_time(record[key]) for key in ("forward", "both")]
+        rows.append((name, *times, *ahead, f"{max(record['errors'].values()):.0e}"))
     title = f"{section['num_matrices']:,} right actions {section['width']}x{section['width']}, {_threads(section)}"
-    return Table(title=title, head=("candidate", "forward", "forward+backward", "/ ours, f+b", "error"), rows=rows)
+    head = ("candidate", "forward", "forward+backward", "ahead of torch", "f+b", "error")
+    return Table(title=title, head=head, rows=rows)
 
 
 def training_table(section: dict[str, Any]) -> Table:
@@ -179,6 +220,7 @@ def training_table(section: dict[str, Any]) -> Table:
             _time(record),
             f"{record['tokens_per_second']:,.0f}",
             f"{record['median'] / base:.2f}",
+            f"{record['over_products']:.2f}" if "over_products" in record else "–",
             f"{record['error']:.0e}",
         )
         for name, record in section["models"].items()
@@ -186,7 +228,7 @@ def training_table(section: dict[str, Any]) -> Table:
     made = section["generator"]["tokens_per_second"]
     fastest = max(record["tokens_per_second"] for record in section["models"].values())
     note = f"The generator makes {made:,.0f} tokens/s, {made / fastest:.0f} times what the fastest of these models trains on."
-    head = ("model", "parameters", "step", "tokens/s", "over No-right", "error")
+    head = ("model", "parameters", "step", "tokens/s", "over No-right", "over its matrix products", "error")
     title = f"Training step on Transport-MQAR, B{section['batch']} T{section['length']}, {_threads(section)}"
     return Table(title=title, head=head, rows=rows, notes=(note,))
 
@@ -236,6 +278,14 @@ def _point(point: dict[str, Any]) -> tuple[str, ...]:
     for scan_pass in ("forward", "both"):
         cells += [_time(point[scan_pass]), f"{point[scan_pass]['over_roof']:.2f}"]
     return (*cells, f"{point['errors']['shippo fused']:.0e}")
+
+
+def _beside_jax(point: dict[str, Any]) -> list[str]:
+    peer = point["peers"].get("jax.lax.scan", {"status": "–"})
+    return [
+        f"{peer[scan_pass]['median'] / point[scan_pass]['median']:.1f} ×" if peer["status"] == "ok" else peer["status"]
+        for scan_pass in ("forward", "both")
+    ]
 
 
 def _shape(shape: dict[str, int]) -> str:

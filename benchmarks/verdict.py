@@ -41,11 +41,40 @@ def ahead(run: dict[str, Any], peer: str, scan_pass: str, ours: str = "shippo fu
 
 
 def targets() -> tuple[Target, ...]:
-    """The rows, in order. Ratios are inside one run, at B16 T512 G64 N32 P4, float32, two threads."""
+    """The rows, in order. Ratios are inside one run, at B16 T512 N32, G P = 256 and P = 4 unless a row says more, float32, two
+    threads; a row with several widths or passes is judged by the worst."""
 
     def expm_ahead(run: dict[str, Any]) -> float:
         candidates = run["sections"]["expm"]["candidates"]
         return candidates["torch.linalg.matrix_exp"]["both"]["median"] / candidates["shippo expm"]["both"]["median"]
+
+    def width_points(run: dict[str, Any], *widths: int) -> list[dict[str, Any]]:
+        points = {point["shape"]["width"]: point for point in run["sections"]["widths"]["points"]}
+        return [points[width] for width in widths]
+
+    def worst_over_roof(scan_pass: str, *widths: int) -> Callable[[dict[str, Any]], float]:
+        return lambda run: max(point[scan_pass]["over_roof"] for point in width_points(run, *widths))
+
+    def wide_ahead(scan_pass: str) -> Callable[[dict[str, Any]], float]:
+        def read(run: dict[str, Any]) -> float:
+            (point,) = width_points(run, 16)
+            peer = point["peers"]["jax.lax.scan"]
+            if peer["status"] != "ok":
+                raise KeyError(f"jax.lax.scan has no time: {peer['reason']}")
+            return peer[scan_pass]["median"] / point[scan_pass]["median"]
+
+        return read
+
+    def halves_ratio(run: dict[str, Any]) -> float:
+        section = run["sections"]["halves"]
+        return section["bfloat16"]["both"]["median"] / section["float32"]["both"]["median"]
+
+    def long_over_short(run: dict[str, Any]) -> float:
+        points = sorted(run["sections"]["sweeps"]["constant_tokens"], key=lambda point: point["shape"]["length"])
+        return max(points[-1][scan_pass]["median"] / points[0][scan_pass]["median"] for scan_pass in ("forward", "both"))
+
+    def over_products(*names: str) -> Callable[[dict[str, Any]], float]:
+        return lambda run: max(run["sections"]["training"]["models"][name]["over_products"] for name in names)
 
     def training_ratio(run: dict[str, Any]) -> float:
         models = run["sections"]["training"]["models"]
@@ -65,14 +94,28 @@ def targets() -> tuple[Target, ...]:
         return Target(what=what, must=must, aim=aim, at_least=at_least, read=read)
 
     return (
-        row("forward time over its roof", 4, 1.5, over_roof("forward"), at_least=False),
-        row("forward+backward time over its roof", 7, 2.5, over_roof("both"), at_least=False),
+        row("P = 4: forward time over its roof", 1.4, 1.2, over_roof("forward"), at_least=False),
+        row("P = 4: forward+backward time over its roof", 2.2, 1.6, over_roof("both"), at_least=False),
+        row("P = 8, 16: forward time over its roof", 2.5, 1.5, worst_over_roof("forward", 8, 16), at_least=False),
+        row("P = 8, 16: forward+backward time over its roof", 3, 2, worst_over_roof("both", 8, 16), at_least=False),
+        row("P = 1, 2: forward+backward time over its roof", 2, 1.5, worst_over_roof("both", 1, 2), at_least=False),
         row("ahead of jax.lax.scan, forward", 10, 20, faster("jax.lax.scan", "forward")),
         row("ahead of jax.lax.scan, forward+backward", 15, 40, faster("jax.lax.scan", "both")),
+        row("ahead of jax.lax.scan at P = 16, forward", 10, 20, wide_ahead("forward")),
+        row("ahead of jax.lax.scan at P = 16, forward+backward", 12, 25, wide_ahead("both")),
         row("ahead of a PyTorch loop, forward+backward", 100, 200, faster("PyTorch loop", "both")),
         row("ahead of mambapy's pscan, forward", 20, 40, faster("mambapy pscan", "forward")),
         row("ahead of mambapy's pscan, forward+backward", 15, 40, faster("mambapy pscan", "both")),
-        row("expm ahead of torch.linalg.matrix_exp, forward+backward", 30, 100, expm_ahead),
+        row("bfloat16 operands over float32, forward+backward", 0.75, 0.6, halves_ratio, at_least=False),
+        row("expm ahead of torch.linalg.matrix_exp, forward+backward", 100, 150, expm_ahead),
+        row("one sequence of 65,536 over 64 of 1,024", 1.1, 1.0, long_over_short, at_least=False),
+        row(
+            "training step over its own matrix products, No-right and StructGen-Split",
+            1.3,
+            1.2,
+            over_products("No-right", "StructGen-Split"),
+            at_least=False,
+        ),
         row("training step of StructGen-Split over No-right", 1.5, 1.3, training_ratio, at_least=False),
         row(
             "growth of time with T from 1,024 to 65,536, exponent",

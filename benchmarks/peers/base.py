@@ -51,6 +51,8 @@ class Peer:
     """Binds it to inputs and a cotangent; raises `Missing` where it cannot run."""
     quick: bool = True
     """Whether it is fast enough for the quick mode."""
+    slow_backward: bool = False
+    """Whether its backward pass takes a minute and more at the shape of the targets, so that it is not run."""
     compiles: bool = False
     """Whether its first call compiles, so that this call's time says nothing."""
 

@@ -212,8 +212,8 @@ def _mamba_ssm(inputs: Mapping[str, Tensor], cotangent: Tensor) -> Candidate:
     return _selective_scan(_selective_scan_ref(), inputs, cotangent)
 
 
-def _peer(name: str, how: str, cannot: str, task: Any, prepare: Any, *, quick: bool = False) -> Peer:
-    options: dict[str, Any] = {"leaves": _LEAVES, "task": task, "prepare": prepare, "quick": quick}
+def _peer(name: str, how: str, cannot: str, task: Any, prepare: Any, **more: bool) -> Peer:
+    options: dict[str, Any] = {"leaves": _LEAVES, "task": task, "prepare": prepare, "quick": False} | more
     return Peer(name=name, kind="easier recurrence", how=how, cannot=cannot, **options)
 
 
@@ -239,8 +239,9 @@ DIAGONAL_PEERS = (
         "right action; decay per group; keeps all sources",
         _mamba_task,
         _transformers_mamba,
+        slow_backward=True,
     ),
-    _peer("mamba_ssm selective_scan_ref", "loop", "right action; decay per group", _mamba_task, _mamba_ssm),
+    _peer("mamba_ssm selective_scan_ref", "loop", "right action; decay per group", _mamba_task, _mamba_ssm, slow_backward=True),
     _peer(
         "transformers Mamba-2, slow path",
         "chunks of 64, einsum",
@@ -248,7 +249,14 @@ DIAGONAL_PEERS = (
         _mamba2_task,
         _transformers_mamba2,
     ),
-    _peer("fla naive GLA", "loop", "right action", diagonal_recurrence, _fla("gla", "naive_recurrent_gla", _gla)),
+    _peer(
+        "fla naive GLA",
+        "loop",
+        "right action",
+        diagonal_recurrence,
+        _fla("gla", "naive_recurrent_gla", _gla),
+        slow_backward=True,
+    ),
     _peer(
         "fla naive simple GLA",
         "chunks of 64, matrix products",

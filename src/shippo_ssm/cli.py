@@ -282,9 +282,12 @@ def verify(
 
 @app.command(rich_help_panel=CHECK)
 def bench(
-    full: Annotated[bool, typer.Option("--full", help="All peers and sweeps: half an hour instead of two minutes.")] = False,
+    full: Annotated[bool, typer.Option("--full", help="All peers and sweeps: a quarter of an hour, not two minutes.")] = False,
     out: Annotated[Path | None, typer.Option(help="Write the measurements as JSON.")] = None,
     device: Annotated[Device, typer.Option(help="Where: on the CPU, or our kernels for cards on a card.")] = Device.cpu,
+    against: Annotated[
+        str, typer.Option(metavar="REV", help="Compare with this commit in one run: that alone, or after a --full one.")
+    ] = "",
 ) -> None:
     """Measure our scans beside peers and the machine's limits; needs a source checkout.
 
@@ -306,7 +309,7 @@ def bench(
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
-    raise typer.Exit(module.main(not full, out))
+    raise typer.Exit(module.main(not full, out, against=against))
 
 
 @app.command(rich_help_panel=CHECK)

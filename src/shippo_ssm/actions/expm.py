@@ -30,7 +30,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from shippo_ssm.actions._expm_kernels import Operands, build_expm
+from shippo_ssm.actions._expm_kernels import NARROW, Operands, build_expm
 from shippo_ssm.actions.kernels import batch_first, choose_kernel, launch_items
 from shippo_ssm.engine import LANES, launch, needs_torch
 
@@ -50,10 +50,14 @@ def largest_norm(degree: int, tolerance: float) -> float:
 # What a result rounded to float32 or less cannot see (1e-9) is a looser target than the unit roundoff of float64.
 SINGLE = Scheme(12, largest_norm(12, 1e-9))
 DOUBLE = Scheme(16, largest_norm(16, 2.0**-53))
+# The gradient of the compiled kernel keeps a result for every squaring.
+LARGEST_NORM = 1e5
 # Norms up to 1e7: the angle of a larger rotation has no digits behind the point in float32.
 MOST_SQUARINGS = 24
 # The compiled kernel computes small float32 exponentials in float32.
 ROUNDED = Scheme(12, largest_norm(12, 2.0**-26))
+# Up to width 4 a higher degree costs four multiplications; what ends the range then is the rounding of the larger terms.
+NARROW_SINGLE, NARROW_DOUBLE = Scheme(16, 2.0), Scheme(20, largest_norm(20, 2.0**-53))
 # A card's kernel computes in the dtype of its operands, by Horner's rule: fewer products, more squarings.
 CARD = {torch.float32: Scheme(8, largest_norm(8, 2.0**-26)), torch.float64: DOUBLE}
 _COMPUTE = {
@@ -173,25 +177,38 @@ def check_square(op: str, name: str, matrix: Tensor) -> None:
         raise ValueError(f"{op}: `{name}` has dtype {matrix.dtype}; expected a floating or complex one; convert it with .to()")
 
 
-def run_kernel(generator: Tensor, direction: Tensor | None, squarings: int) -> Tensor:
+def kernel_scheme(dtype: str, arithmetic: str, width: int) -> Scheme:
+    """The scheme of the compiled kernel for numbers of `dtype` that are computed in `arithmetic`."""
+    if width <= NARROW:
+        return NARROW_DOUBLE if dtype == "float64" else NARROW_SINGLE
+    return DOUBLE if dtype == "float64" else ROUNDED if arithmetic == "float32" else SINGLE
+
+
+def run_kernel(generator: Tensor, direction: Tensor | None) -> Tensor:
     """exp(A) by the compiled kernel for `generator` A [.., P, P], or L(A^T, G) for the cotangent `direction` G.
 
-    float32 matrices that need at most `squarings` are computed in their own precision, the rest in float64.
+    float32 matrices of moderate norm are computed in their own precision, the rest in float64, and by `scale_and_square` those
+    whose norm is beyond all reason.
     """
     dtype, width = str(generator.dtype).removeprefix("torch."), generator.shape[-1]
-    unlimited = 1 << 20
-    tries = [("float32", ROUNDED, squarings), ("float64", SINGLE, unlimited)]
-    if dtype == "float64":
-        tries = [("float64", DOUBLE, unlimited)]
+    tries = [("float64", LARGEST_NORM)]
+    if dtype == "float32":
+        # The errors of many values add up along a product of them; those of gradients do not.
+        tries = [("float32", 2.5 if direction is None else 8.0), *tries]
     out = torch.empty(generator.shape, dtype=generator.dtype)
     count = generator.numel() // (width * width)
     todo = np.ones(-(-count // LANES), np.int8)
     operands = Operands(generator, generator if direction is None else direction, out, todo, count)
-    for arithmetic, scheme, most in tries:
-        sizes = {"width": width, "degree": scheme.degree, "theta": scheme.theta, "squarings": most}
+    for arithmetic, largest in tries:
+        scheme = kernel_scheme(dtype, arithmetic, width)
+        sizes = {"width": width, "degree": scheme.degree, "theta": scheme.theta, "largest": largest}
         launch(build_expm, len(todo), operands, dtype=dtype, arithmetic=arithmetic, frechet=direction is not None, **sizes)
         if not todo.any():
-            break
+            return out
+    left = torch.from_numpy(todo.repeat(LANES)[:count]).bool()
+    pulled = None if direction is None else direction.reshape(-1, width, width)[left]
+    matrices = generator.reshape(-1, width, width)[left]
+    out.view(-1, width, width)[left] = scale_and_square(matrices if direction is None else matrices.mT, pulled)
     return out
 
 
@@ -209,7 +226,7 @@ def expm_op(generator: Tensor, backend: str) -> Tensor:
     """exp(generator) as one op; `backend` is resolved already."""
     if backend == "triton":
         return run_card(generator, None)
-    return run_kernel(generator, None, 1) if backend == "fused" else scale_and_square(generator, None)
+    return run_kernel(generator, None) if backend == "fused" else scale_and_square(generator, None)
 
 
 @torch.library.custom_op("shippo::expm_frechet", mutates_args=())
@@ -219,7 +236,7 @@ def frechet_op(generator: Tensor, direction: Tensor, backend: str) -> Tensor:
     if backend == "triton":
         return run_card(generator.mT, direction)
     if backend == "fused":
-        return run_kernel(generator.mT, direction, 3)
+        return run_kernel(generator.mT, direction)
     return scale_and_square(generator, direction)
 
 

@@ -20,8 +20,9 @@ from shippo_ssm.engine import LANES, Config, card_obstacle, launch, launch_card,
 BACKENDS = ("auto", "torch", "fused", "triton")
 # From this many items on, "auto" takes the compiled kernel: for a handful of matrices compilation does not pay.
 FEWEST_ITEMS = 32
-# Widths with a compiled kernel: code grows with P^2, and from here on batched matrix products are as good.
-LARGEST_WIDTH, LARGEST_CARD_WIDTH = 8, 16
+# Widths with a compiled kernel: code grows with P^2, and from here on batched matrix products are as good. The exponential of
+# a generator is loops over its rows, and goes further.
+LARGEST_WIDTH, LARGEST_GENERATOR_WIDTH, LARGEST_CARD_WIDTH = 8, 16, 16
 # The widest matrix that a lane of a card holds.
 LARGEST_LANE_WIDTH = 4
 DTYPES = (torch.float32, torch.float64)
@@ -30,9 +31,9 @@ DTYPES = (torch.float32, torch.float64)
 def choose_kernel(op: str, tensors: tuple[Tensor, ...], width: int, axes: int, backend: str = "auto") -> str:
     """The kernel that a call takes: "torch", "fused" (CPU) or "triton" (card).
 
-    "auto" is "fused" for at least 32 float32 or float64 items on the CPU with width <= 8, "triton" for such items on a card
-    with width <= 16 where Triton is installed, else "torch"; differentiation by `torch.func` or in forward mode needs the torch
-    formulas.
+    "auto" is "fused" for at least 32 float32 or float64 items on the CPU with width <= 8 (16 for generators), "triton" for such
+    items on a card with width <= 16 where Triton is installed, else "torch"; differentiation by `torch.func` or in forward mode
+    needs the torch formulas.
 
     Args:
         op: who asks, for messages.
@@ -48,7 +49,8 @@ def choose_kernel(op: str, tensors: tuple[Tensor, ...], width: int, axes: int, b
     first, obstacle = tensors[0], needs_torch(*tensors)
     named = ("fused" if first.device.type == "cpu" else "triton") if backend == "auto" else backend
     here = first.device.type == "cpu" if named == "fused" else card_obstacle(first) is None
-    widest = LARGEST_WIDTH if named == "fused" else LARGEST_CARD_WIDTH
+    widest = LARGEST_GENERATOR_WIDTH if axes == 2 else LARGEST_WIDTH
+    widest = widest if named == "fused" else LARGEST_CARD_WIDTH
     if not here or first.dtype not in DTYPES or width > widest:
         obstacle = f"{first.dtype} on {first.device.type} with width {width}"
     if backend == "auto":

@@ -10,7 +10,7 @@ from shippo_ssm.actions._expm_kernels import expm_lanes
 from shippo_ssm.actions._rotation_kernels import rotation_lanes
 from shippo_ssm.actions._split_kernels import split_lanes
 from shippo_ssm.actions.base import Inline
-from shippo_ssm.actions.expm import DOUBLE, SINGLE
+from shippo_ssm.actions.expm import kernel_scheme
 from shippo_ssm.engine import LaneMap
 
 
@@ -20,5 +20,4 @@ def right_lanes(dtype: str, width: int, inline: Inline) -> LaneMap:
         return rotation_lanes(dtype, width)
     if inline.kind == "split":
         return split_lanes(dtype, width, inline.sizes, inline.bounded)
-    scheme = SINGLE if dtype == "float32" else DOUBLE
-    return expm_lanes(dtype, width, *scheme, inline)
+    return expm_lanes(dtype, width, *kernel_scheme(dtype, "float64", width), inline)

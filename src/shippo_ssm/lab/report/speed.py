@@ -36,7 +36,8 @@ def section(bench: Path | None) -> str:
     path = find(bench)
     if path is None:
         return lead + missing(
-            "No benchmark here yet; make it with `shippo bench --out runs/bench.json` (two minutes; `--full`: half an hour)."
+            "No benchmark here yet; make it with `shippo bench --out runs/bench.json` (two minutes; `--full`: a quarter of an "
+            "hour)."
         )
     run = read_json(path)
     with blame(path):
