@@ -44,8 +44,8 @@ def word_stages(longest: int, pairs: bool = False) -> Stages:
 
     Args:
         longest: elements of the longest word.
-        pairs: words of two alone come first. While products of two are not known, a third element teaches nothing and adds noise
-            to every step, the more so the more elements a group has.
+        pairs: words of two alone come first. While products of two are not known, a third element teaches nothing and adds
+            noise to every step, the more so the more elements a group has.
     """
     first = ((0.2, 2, 2), (0.3, 2, 3)) if pairs else ((0.2, 2, 3),)
     return (*first, (0.4, 2, 6), (0.7, 2, longest), (1.0, longest // 2, longest))

@@ -7,8 +7,8 @@ Task. Read elements of a finite group, say the product so far after each (`tasks
 in SO(3) and fits groups of width P = 4; S5 needs five dimensions, since in four a swap is a reflection, and gets P = 5.
 
 Protocol. One layer of width 64 (60 for S5), AdamW 3e-3 without weight decay, a curriculum over lengths (`training.py`), 3
-seeds. The layers that are compared on A5 are as they come and see 512 tokens per step; the other rows have no convolution, N = 8
-and 1,024 tokens per step, and begin with words of two. Trained up to 16 or 40 elements and asked at 1, 2, 4, 16 and 64 times
+seeds. The layers compared on A5 are as they come and see 512 tokens per step; the other rows have no convolution, N = 8 and
+1,024 tokens per step, and begin with words of two. Trained up to 16 or 40 elements and asked at 1, 2, 4, 16 and 64 times
 that: the fraction of all prefix products that are right, that of the last ones at 256, and the tracking horizon, the length up
 to which every position is right in 99 % (50 %) of the words. Recipes were chosen on seeds from 10 on; the reported seeds are
 0, 1 and 2.
