@@ -14,7 +14,8 @@ to which every position is right in 99 % (50 %) of the words. Recipes were chose
 0, 1 and 2.
 
 What was learned. R -> I takes the right actions out of the trained model. Where words are made of all elements, the learned
-actions are compared with the group: the distance of R(a) R(b) from R(ab), and their character (`learned.py`).
+actions are compared with the group: the distance of R(a) R(b) from R(ab), and their character (`learned.py`). A few groups of
+channels hold a representation, and these do the work; the others are left as they fell.
 """
 
 from __future__ import annotations
@@ -170,7 +171,7 @@ def train(config: WordsConfig, seeds: tuple[int, ...], session: Session) -> RowR
     metrics |= fitted.scores.get("identity", {})
     notes = fitted.notes
     if "learned" in fitted.scores:
-        metrics["distance"] = float(np.median(fitted.scores["learned"]["distance"]))
+        metrics |= learned.summary(fitted.scores["learned"])
         notes = notes | {"learned": fitted.scores["learned"]}
     # Every position up to 32, then about 24 to the doubling: enough to draw.
     places = np.unique(np.concatenate([np.arange(32), np.geomspace(32, longest - 1, 128).astype(int)]))
@@ -221,7 +222,8 @@ EXPERIMENT = Experiment(
         Column(key="horizon_99", label="Horizon .99", better="higher", format=".0f"),
         Column(key="horizon_50", label="Horizon .5", better="higher", format=".0f"),
         Column(key="identity", label="R -> I", better="neither", format=".3f"),
-        Column(key="distance", label="R(a)R(b) - R(ab)", format=".3f"),
+        Column(key="distance", label="R(a)R(b) - R(ab), best group", format=".3f"),
+        Column(key="representations", label="Groups below 0.1", better="neither", format=".1f"),
     ),
     judge=judge,
     stack=1,
