@@ -223,7 +223,7 @@ EXPERIMENT = Experiment(
         Column(key="horizon_99", label="Horizon .99", better="higher", format=".0f"),
         Column(key="horizon_50", label="Horizon .5", better="higher", format=".0f"),
         Column(key="identity", label="R -> I", better="neither", format=".3f"),
-        Column(key="distance", label="R(a)R(b) - R(ab), best group", format=".3f"),
+        Column(key="distance", label="R(a)R(b) - R(ab)", format=".3f"),
         Column(key="representations", label="Groups below 0.1", better="neither", format=".1f"),
     ),
     judge=judge,
