@@ -114,7 +114,7 @@ def rows(base: WordsConfig | None = None) -> tuple[WordsConfig, ...]:
     bare = replace(base, layer=BARE, pairs=True, tokens=2 * base.tokens)
     few = replace(bare, train_length=40, steps=base.steps * 4 // 9)
     mixed = replace(few, group="S5", layer=WIDE, steps=base.steps * 3 // 10)
-    wide = replace(bare, group="S5", layer=WIDE, steps=base.steps * 2 // 3)
+    wide = replace(bare, group="S5", layer=WIDE)
     none = {"right": "none"}
     return (
         *a5,
