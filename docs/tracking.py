@@ -52,12 +52,8 @@ def languages(root: Path) -> str:
     published, ours = json.loads((root / PUBLISHED).read_text(encoding="utf-8"))["languages"], rows_of(root, "languages")
     body = [[name, *map(str, numbers)] for name, numbers in published["rows"].items()]
     for row in ours.values():
-        body.append(
-            [
-                f"**{row['label']}**, {row['config']['steps']:,} steps in all",
-                *(percent(row, key) for key in published["columns"]),
-            ]
-        )
+        name = f"**{row['label']}**, {row['config']['steps']:,} steps in all, seeds {', '.join(map(str, row['seeds']))}"
+        body.append([name, *(percent(row, key) for key in published["columns"])])
     return table(["", *published["columns"]], body) + f"\nPublished: {published['source']}.\n"
 
 

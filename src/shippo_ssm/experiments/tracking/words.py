@@ -11,7 +11,8 @@ seeds. The layers compared on A5 are as they come and see 512 tokens per step; t
 1,024 tokens per step, and begin with words of two. Trained up to 16 or 40 elements and asked at 1, 2, 4, 16 and 64 times
 that: the fraction of all prefix products that are right, that of the last ones at 256, and the tracking horizon, the length up
 to which every position is right in 99 % (50 %) of the words. Recipes were chosen on seeds from 10 on; the reported seeds are
-0, 1 and 2.
+0, 1 and 2. One exception: all of S5 was first run with 3,000 steps on the reported seeds, seed 0 missed, and the row got 4,500.
+Both rows are in the table.
 
 What was learned. R -> I takes the right actions out of the trained model. Where words are made of all elements, the learned
 actions are compared with the group: the distance of R(a) R(b) from R(ab), and their character (`learned.py`). A few groups of
@@ -124,6 +125,7 @@ def rows(base: WordsConfig | None = None) -> tuple[WordsConfig, ...]:
         replace(mixed, name="s5-4", label="S5 from 4 elements, trained to 40", elements=4),
         replace(mixed, name="s5-8", label="S5 from 8 elements, trained to 40", elements=8),
         replace(wide, name="s5", label="S5, all 120 elements"),
+        replace(wide, name="s5-short", label="the same, two thirds of the steps", steps=base.steps * 2 // 3),
         replace(wide, name="s5-none", label="the same, no right action", layer=WIDE | none),
     )
 
@@ -191,6 +193,7 @@ BARS: dict[str, dict[str, float]] = {
     "s5-4": {"prefix_256": 0.95},
     "s5-8": {"prefix_256": 0.90},
     "s5": {"prefix_x1": 0.99, "prefix_x4": 0.90},
+    "s5-short": {"prefix_x1": 0.99, "prefix_x4": 0.90},
 }
 
 
@@ -210,7 +213,7 @@ def judge(row: FinishedRow, result: Result) -> Verdict | None:
 EXPERIMENT = Experiment(
     name="words",
     title="State tracking: words over finite groups",
-    claim="One layer that may act on its memory multiplies in A5 and S5 far beyond its training lengths; no other does.",
+    claim="One layer that may act on its memory multiplies in A5 and S5 far beyond its training lengths.",
     protocol="one layer, width 64; words up to 16 or 40 elements by a curriculum, 1,350 to 4,500 steps, 3 seeds",
     tables=(),
     wall_time="3 to 10 minutes per row and seed on one busy core",
