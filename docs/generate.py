@@ -10,6 +10,7 @@ import front
 import gpu
 import larger
 import notebook
+import tracking
 import turning
 import works_with
 
@@ -27,5 +28,6 @@ if __name__ == "__main__":
     decoding.write(root)
     beside.write(root)
     ceilings.write(root)
+    tracking.write(root)
     notebook.write(root)
     front.write(root)

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 import shippo_ssm
-from docs import beside, front, notebook
+from docs import beside, front, notebook, tracking
 from shippo_ssm.experiments import all_experiments
 from shippo_ssm.lab.pages import PAGE, Pages
 from shippo_ssm.lab.store import write_json
@@ -63,6 +63,17 @@ def test_the_page_beside_mamba_shows_its_result(tmp_path):
         run["accuracy"]["16"] = 0.777
     write_json(tmp_path / beside.RESULT, result)
     assert "| 0.777 |" in beside.page(tmp_path)
+
+
+def test_the_page_of_state_tracking_shows_published_numbers_beside_ours(tmp_path):
+    page = (ROOT / tracking.PAGE).read_text()
+    assert page == tracking.with_numbers(page, ROOT)
+    write_json(tmp_path / tracking.PUBLISHED, json.loads((ROOT / tracking.PUBLISHED).read_text()))
+    row = {"name": "s5-8", "label": "S5", "config": {"steps": 7}, "metrics": {"prefix_256": [0.5, 0.75]}}
+    write_json(tmp_path / "results" / "words.json", {"rows": [row]})
+    assert "| – | – | 62.5 (50.0) |" in tracking.words(tmp_path)
+    assert "| PD-SSM | 100 | 100 | 100 |" in tracking.words(tmp_path)
+    assert "60.8" in tracking.languages(tmp_path)
 
 
 @pytest.mark.parametrize("name", MODULES)

@@ -25,6 +25,7 @@ def test_a_representation_is_recognised_and_named():
     assert 1.0 < second < 2.0
     counts = learned.multiplicities(learned.class_traces(actions, group), group)
     assert counts[0].round(6).tolist() == [1, 1, 0, 0, 0]
+    assert learned.summary({"distance": [first, second]}) == {"distance": first, "representations": 1.0}
     assert abs(counts[1] - counts[1].round()).max() > 0.01
 
 
@@ -58,6 +59,28 @@ def test_a_step_of_words_has_the_same_tokens_at_every_length():
     counts = [loss_at(step)[1] for step in range(40)]
     assert all(80 < count <= 96 for count in counts)
     assert [drawn_length(word_stages(16), 99, 100, draw) for draw in (0.0, 0.999)] == [8, 16]
+
+
+@pytest.mark.parametrize("pairs", [False, True])
+def test_the_curriculum_ends_whole_and_begins_with_pairs_where_asked(pairs):
+    stages = word_stages(40, pairs)
+    ends = [until for until, _, _ in stages]
+    assert ends == sorted(set(ends))
+    assert ends[-1] == 1.0
+    assert drawn_length(stages, 0, 100, 0.999) == (2 if pairs else 3)
+    assert max(longest for _, _, longest in stages) == 40
+
+
+def test_languages_ask_at_every_token_in_training():
+    config = dataclasses.replace(languages.SMOKE, layer={"d_state": 4, "d_model": 16}, tokens=40)
+    trainee = languages.language(config, 0, "parity", 10)
+    seen = []
+    head = trainee.model.get_submodule("head")
+    head.register_forward_hook(lambda module, inputs, output: seen.append(inputs[0].shape[:-1].numel()))
+    for step in (0, 9):
+        _, tokens = trainee.loss_at(step)
+        assert seen.pop() == tokens <= 40
+    assert set(trainee.score()) == {"parity", "parity_40"}
 
 
 def test_languages_train_and_score():

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from shippo_ssm.experiments.tracking.learned import CLOSE
 from shippo_ssm.lab.experiment import FinishedRow, Result
 from shippo_ssm.lab.plots import OURS, PAPER, SERIES, new_figure, save
 from shippo_ssm.tasks.words import named_group
@@ -44,14 +45,19 @@ def _by_position(axes: Axes, rows: list[FinishedRow], title: str) -> None:
 
 
 def _characters(axes: Axes, row: FinishedRow) -> None:
-    """Every group's trace on every class, over the characters of all sums of irreducible representations of that width."""
-    group, traces = named_group(row.config["group"]), np.array(row.notes["learned"]["traces"])
+    """The trace of every group of channels that holds a representation, over the true characters; the other groups in grey."""
+    group, found = named_group(row.config["group"]), row.notes["learned"]
+    traces, close = np.array(found["traces"]), np.array(found["distance"]) < CLOSE
     sizes = [len(own) for own in group.classes]
     places = np.arange(len(sizes))
-    counts = np.array(row.notes["learned"]["multiplicities"]).round().astype(int)
+    counts = np.array(found["multiplicities"])[close].round().astype(int)
+    axes.plot(places, traces[~close].T, ".", color=PAPER, markersize=3, alpha=0.4)
     for count in np.unique(counts, axis=0):
         axes.plot(places, count @ group.characters, color=PAPER, linewidth=0.8)
-    axes.plot(places, traces.T, ".", color=OURS, markersize=4, alpha=0.6)
+        held = [str(irrep.shape[-1]) for irrep, times in zip(group.irreps, count) for _ in range(times)]
+        axes.annotate(" + ".join(held), (places[-1] + 0.1, (count @ group.characters)[-1]), fontsize=7, va="center")
+    axes.plot(places, traces[close].T, ".", color=OURS, markersize=6)
+    axes.set_xlim(-0.3, len(sizes) - 0.3)
     axes.set_xticks(places, [f"{size}" for size in sizes])
     axes.set_xlabel("conjugacy class (number of elements)")
-    axes.set_title(f"trace of R: {row.label}, seed {row.seeds[0]} (lines: true)", fontsize=9)
+    axes.set_title(f"trace of R, {close.sum()} of {len(close)} groups hold a representation", fontsize=9)

@@ -2,7 +2,8 @@
 
 Data path. A trained model reads every element once, as a word of its own; its right actions are R [order, G, P, P], one
 P x P matrix per element and group of channels. A group of channels holds a representation where R(a) R(b) = R(ab). Then its
-character, the trace of R on each conjugacy class, is a sum of the irreducible ones, and the multiplicities say which.
+character, the trace of R on each conjugacy class, is a sum of the irreducible ones, and the multiplicities say which. One
+faithful representation solves the task, so that most groups of channels need not hold any.
 """
 
 from __future__ import annotations
@@ -15,6 +16,9 @@ from torch import nn
 
 from shippo_ssm.collapse import realised_actions
 from shippo_ssm.tasks.words import Group, WordTask
+
+# A group of channels whose distance is below this holds a representation.
+CLOSE = 0.1
 
 
 def actions_of_elements(model: nn.Module, task: WordTask) -> np.ndarray:
@@ -55,3 +59,9 @@ def report(model: nn.Module, task: WordTask) -> dict[str, Any]:
         "traces": traces.tolist(),
         "multiplicities": multiplicities(traces, task.structure).tolist(),
     }
+
+
+def summary(found: dict[str, Any]) -> dict[str, float]:
+    """Of a report: the distance of the group of channels that is nearest to a representation, and how many are close to one."""
+    distances = np.array(found["distance"])
+    return {"distance": float(distances.min()), "representations": float((distances < CLOSE).sum())}

@@ -3,9 +3,9 @@
 Claim. A right action costs nothing where it is not needed: without operations between writing and asking, the layer recalls as
 well with one as without.
 
-Protocol. zoology's, scaled down: a vocabulary of 1,024 instead of 8,192; 64 tokens with 4, 8 and 16 pairs in training, in turn,
+Protocol. zoology's, scaled down: a vocabulary of 256 instead of 8,192; 64 tokens with 4, 8 and 16 pairs in training, in turn,
 and a test at those and at 128 tokens with 32 pairs; two blocks of width 64 with N = 16 (a state of 2,048 numbers per layer),
-with `LANGUAGE_START`; 4,000 steps of 64 sequences; AdamW 3e-3, 3 seeds.
+with `LANGUAGE_START`; 1,500 steps of 16 sequences; AdamW 3e-3, 3 seeds.
 """
 
 from __future__ import annotations
@@ -48,11 +48,11 @@ class RecallConfig(TrainConfig):
 
     layer: dict[str, Any] = field(default_factory=dict)
     """Fields of `SequenceConfig` that differ from their defaults."""
-    vocab_size: int = 1024
+    vocab_size: int = 256
     eval_examples: int = 256
-    steps: int = 4000
+    steps: int = 1500
     num_seeds: int = 3
-    batch: int = 64
+    batch: int = 16
     learning_rate: float = 3e-3
     eval_every: int = 500
 
@@ -117,7 +117,7 @@ EXPERIMENT = Experiment(
     name="mqar-plain",
     title="Plain recall (MQAR)",
     claim="Where nothing acts on what is stored, the layer recalls as well with a right action as without one.",
-    protocol="zoology's task at a vocabulary of 1,024: 64 tokens, 4 to 16 pairs; two blocks of width 64, N 16, 4,000 steps",
+    protocol="zoology's task at a vocabulary of 256: 64 tokens, 4 to 16 pairs; two blocks of width 64, N 16, 1,500 steps",
     tables=(),
     wall_time="not measured yet",
     presets={"full": rows, "smoke": partial(rows, SMOKE)},

@@ -39,9 +39,16 @@ def stage(stages: Stages, step: int, steps: int) -> tuple[int, int]:
     return next((first, second) for until, first, second in stages if step < until * steps)
 
 
-def word_stages(longest: int) -> Stages:
-    """Words of 2 to 3, of 2 to 6, of every length, and at the end of the longer half only."""
-    return ((0.2, 2, 3), (0.4, 2, 6), (0.7, 2, longest), (1.0, longest // 2, longest))
+def word_stages(longest: int, pairs: bool = False) -> Stages:
+    """Words of 2 to 3, of 2 to 6, of every length, and at the end of the longer half only.
+
+    Args:
+        longest: elements of the longest word.
+        pairs: words of two alone come first. While products of two are not known, a third element teaches nothing and adds
+            noise to every step, the more so the more elements a group has.
+    """
+    first = ((0.2, 2, 2), (0.3, 2, 3)) if pairs else ((0.2, 2, 3),)
+    return (*first, (0.4, 2, 6), (0.7, 2, longest), (1.0, longest // 2, longest))
 
 
 def drawn_length(stages: Stages, step: int, steps: int, draw: float) -> int:
@@ -55,9 +62,11 @@ def uniform_draws(seed: int, steps: int) -> list[float]:
     return torch.rand(steps, generator=torch.Generator().manual_seed(seed)).tolist()
 
 
-def word_loss(model: nn.Module, task: WordTask, steps: int, tokens: int = WORD_TOKENS) -> Callable[[int], tuple[Tensor, int]]:
+def word_loss(
+    model: nn.Module, task: WordTask, steps: int, tokens: int = WORD_TOKENS, pairs: bool = False
+) -> Callable[[int], tuple[Tensor, int]]:
     """step -> (cross-entropy of all prefix products, tokens in it), by the curriculum up to the length of the task."""
-    drawn, stages = uniform_draws(task.seed, steps), word_stages(task.length)
+    drawn, stages = uniform_draws(task.seed, steps), word_stages(task.length, pairs)
 
     def loss_at(step: int) -> tuple[Tensor, int]:
         length = drawn_length(stages, step, steps, drawn[step])

@@ -4,15 +4,19 @@ Claim. A token that may act on what is stored can multiply: one layer, as it com
 A5, goes on for hundreds. The same layer without a right action cannot see order and stays near guessing.
 
 Task. Read elements of a finite group, say the product so far after each (`tasks/words.py`). A5 has a faithful representation
-in SO(3) and fits groups of width P = 4; S5 needs five dimensions, since in four a swap is a reflection, and gets P = 8.
+in SO(3) and fits groups of width P = 4; S5 needs five dimensions, since in four a swap is a reflection, and gets P = 5.
 
-Protocol. One layer of width 64, AdamW 3e-3 without weight decay, a curriculum over lengths (`training.py`), about 512 tokens
-per step, 3 seeds. Trained up to 16 or 40 elements and asked at 1, 2, 4, 16 and 64 times that: the fraction of all prefix
-products that are right, that of the last ones at 256, and the tracking horizon, the length up to which every position is right
-in 99 % (50 %) of the words. Recipes were chosen on seeds from 10 on; the reported seeds are 0, 1 and 2.
+Protocol. One layer of width 64 (60 for S5), AdamW 3e-3 without weight decay, a curriculum over lengths (`training.py`), 3
+seeds. The layers compared on A5 are as they come and see 512 tokens per step; the other rows have no convolution, N = 8 and
+1,024 tokens per step, and begin with words of two. Trained up to 16 or 40 elements and asked at 1, 2, 4, 16 and 64 times
+that: the fraction of all prefix products that are right, that of the last ones at 256, and the tracking horizon, the length up
+to which every position is right in 99 % (50 %) of the words. Recipes were chosen on seeds from 10 on; the reported seeds are
+0, 1 and 2. One exception: all of S5 was first run with 3,000 steps on the reported seeds, seed 0 missed, and the row got 4,500.
+Both rows are in the table.
 
 What was learned. R -> I takes the right actions out of the trained model. Where words are made of all elements, the learned
-actions are compared with the group: the distance of R(a) R(b) from R(ab), and their character (`learned.py`).
+actions are compared with the group: the distance of R(a) R(b) from R(ab), and their character (`learned.py`). A few groups of
+channels hold a representation, and these do the work; the others are left as they fell.
 """
 
 from __future__ import annotations
@@ -64,6 +68,8 @@ class WordsConfig(TrainConfig):
     """Fields of `SequenceConfig` that differ from their defaults."""
     tokens: int = WORD_TOKENS
     """Tokens of a step."""
+    pairs: bool = False
+    """Whether words of two elements alone come first (`training.word_stages`)."""
     hold: float = 0.3
     """Fraction of the steps at the full rate."""
     eval_words: int = 256
@@ -97,25 +103,30 @@ LAYERS: dict[str, tuple[str, dict[str, Any]]] = {
     "lstm": ("LSTM", {"mixer": "lstm"}),
     "transformer": ("Transformer", {"mixer": "transformer"}),
 }
-WIDE: dict[str, Any] = {"group_width": 8}
+# Where every token is an element, a convolution can only learn pairs by heart, and a few slots of memory are enough.
+BARE: dict[str, Any] = {"d_conv": 1, "d_state": 8}
+WIDE: dict[str, Any] = BARE | {"d_model": 60, "group_width": 5}
 
 
 def rows(base: WordsConfig | None = None) -> tuple[WordsConfig, ...]:
     """A5 with every layer; then longer training words, fewer elements, and S5, with and without a right action."""
     base = base or WordsConfig()
     a5 = [replace(base, name=name, label=label, layer=layer) for name, (label, layer) in LAYERS.items()]
-    long = replace(base, train_length=40)
-    wide = replace(base, group="S5", layer=WIDE, steps=2 * base.steps)
-    none = WIDE | {"right": "none"}
+    bare = replace(base, layer=BARE, pairs=True, tokens=2 * base.tokens)
+    few = replace(bare, train_length=40, steps=base.steps * 4 // 9)
+    mixed = replace(few, group="S5", layer=WIDE, steps=base.steps * 3 // 10)
+    wide = replace(bare, group="S5", layer=WIDE)
+    none = {"right": "none"}
     return (
         *a5,
-        replace(long, name="a5-40", label="A5, trained to 40"),
-        replace(long, name="a5-12", label="A5 from 12 elements, trained to 40", elements=12),
-        replace(long, name="a5-12-none", label="the same, no right action", elements=12, layer={"right": "none"}),
-        replace(wide, name="s5-4", label="S5 from 4 elements, trained to 40", elements=4, train_length=40),
-        replace(wide, name="s5-8", label="S5 from 8 elements, trained to 40", elements=8, train_length=40),
+        replace(few, name="a5-40", label="A5, trained to 40", steps=wide.steps),
+        replace(few, name="a5-12", label="A5 from 12 elements, trained to 40", elements=12),
+        replace(few, name="a5-12-none", label="the same, no right action", elements=12, layer=BARE | none),
+        replace(mixed, name="s5-4", label="S5 from 4 elements, trained to 40", elements=4),
+        replace(mixed, name="s5-8", label="S5 from 8 elements, trained to 40", elements=8),
         replace(wide, name="s5", label="S5, all 120 elements"),
-        replace(wide, name="s5-none", label="the same, no right action", layer=none),
+        replace(wide, name="s5-short", label="the same, two thirds of the steps", steps=base.steps * 2 // 3),
+        replace(wide, name="s5-none", label="the same, no right action", layer=WIDE | none),
     )
 
 
@@ -149,7 +160,7 @@ def train(config: WordsConfig, seeds: tuple[int, ...], session: Session) -> RowR
         model,
         config,
         session,
-        loss_at=word_loss(model, task, config.steps, config.tokens),
+        loss_at=word_loss(model, task, config.steps, config.tokens, config.pairs),
         evaluate=lambda: {"prefix": task.evaluate(model, 64).prefix},
         scores=tuple(parts),
         score_steps=max(1, config.eval_words * longest // (3 * config.tokens)),
@@ -163,7 +174,7 @@ def train(config: WordsConfig, seeds: tuple[int, ...], session: Session) -> RowR
     metrics |= fitted.scores.get("identity", {})
     notes = fitted.notes
     if "learned" in fitted.scores:
-        metrics["distance"] = float(np.median(fitted.scores["learned"]["distance"]))
+        metrics |= learned.summary(fitted.scores["learned"])
         notes = notes | {"learned": fitted.scores["learned"]}
     # Every position up to 32, then about 24 to the doubling: enough to draw.
     places = np.unique(np.concatenate([np.arange(32), np.geomspace(32, longest - 1, 128).astype(int)]))
@@ -182,6 +193,7 @@ BARS: dict[str, dict[str, float]] = {
     "s5-4": {"prefix_256": 0.95},
     "s5-8": {"prefix_256": 0.90},
     "s5": {"prefix_x1": 0.99, "prefix_x4": 0.90},
+    "s5-short": {"prefix_x1": 0.99, "prefix_x4": 0.90},
 }
 
 
@@ -201,10 +213,10 @@ def judge(row: FinishedRow, result: Result) -> Verdict | None:
 EXPERIMENT = Experiment(
     name="words",
     title="State tracking: words over finite groups",
-    claim="One layer that may act on its memory multiplies in A5 and S5 far beyond its training lengths; no other does.",
-    protocol="one layer, width 64; words up to 16 or 40 elements by a curriculum, 4,500 or 9,000 steps of 512 tokens, 3 seeds",
+    claim="One layer that may act on its memory multiplies in A5 and S5 far beyond its training lengths.",
+    protocol="one layer, width 64; words up to 16 or 40 elements by a curriculum, 1,350 to 4,500 steps, 3 seeds",
     tables=(),
-    wall_time="not measured yet",
+    wall_time="3 to 10 minutes per row and seed on one busy core",
     presets={"full": rows, "smoke": partial(rows, SMOKE)},
     train=train,
     columns=(
@@ -215,6 +227,7 @@ EXPERIMENT = Experiment(
         Column(key="horizon_50", label="Horizon .5", better="higher", format=".0f"),
         Column(key="identity", label="R -> I", better="neither", format=".3f"),
         Column(key="distance", label="R(a)R(b) - R(ab)", format=".3f"),
+        Column(key="representations", label="Groups below 0.1", better="neither", format=".1f"),
     ),
     judge=judge,
     stack=1,
