@@ -546,7 +546,12 @@ def _retreat(case: Case) -> Any:
                         for total, m in zip(line, columns):
                             total.set(emit.fma(h, m, total.get()))
                 for p, line in enumerate(tile, start=top):
-                    emit.store_sums(dright, emit.at(start, p * width + left), [total.get() for total in line], streamed=streamed and width % 4 == 0)
+                    emit.store_sums(
+                        dright,
+                        emit.at(start, p * width + left),
+                        [total.get() for total in line],
+                        streamed=streamed and width % 4 == 0,
+                    )
 
     def _store_dright_across(emit: Emitter, states: Pointer, old: Any, moved: Pointer, dright: Pointer, start: Any) -> None:
         # The same with lanes along the columns of M, which is turned into [N, P] behind itself: no sum over lanes is left.
