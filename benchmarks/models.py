@@ -113,7 +113,8 @@ class Products(TorchDispatchMode):
         """Numbers of our own in the same layout; one tensor serves all that are laid out alike."""
         key = (tuple(tensor.shape), tensor.stride(), tensor.dtype)
         if key not in self._kept:
-            self._kept[key] = torch.empty_strided(*key[:2], dtype=tensor.dtype).normal_()
+            extent = 1 + sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride()))
+            self._kept[key] = torch.randn(extent, dtype=tensor.dtype).as_strided(tensor.shape, tensor.stride())
         return self._kept[key]
 
     def replay(self) -> None:

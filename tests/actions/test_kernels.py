@@ -44,6 +44,22 @@ def test_expm_gradient_agrees_with_torch(dtype, width):
     assert (error / condition).max() <= 32 * torch.finfo(dtype).eps
 
 
+@pytest.mark.parametrize("width", [1, 2, 6, 16])
+def test_expm_at_other_widths(width):
+    """Narrow ones are padded to width 4 in thought, wide ones loop over tiles; norms from tiny to beyond the kernel's."""
+    generators = torch.randn(61, width, width) * torch.logspace(-6, 0.3, 61)[:, None, None] / width**0.5
+    generators[50] = -1e9 * torch.eye(width)
+    generators.requires_grad_()
+    cotangent = torch.randn_like(generators)
+    value = expm(generators, backend="fused")
+    ours = [value, torch.autograd.grad(value, generators, cotangent)[0]]
+    wide = generators.detach().double().requires_grad_()
+    value = expm(wide, backend="torch")
+    want = [value, torch.autograd.grad(value, wide, cotangent.double())[0]]
+    for x, y in zip(ours, want):
+        assert ((x - y).flatten(1).norm(dim=1) <= 32 * torch.finfo(torch.float32).eps * y.flatten(1).norm(dim=1)).all()
+
+
 def test_expm_derivatives_of_first_and_second_order():
     generators = torch.randn(3, 3, 3, dtype=torch.float64, requires_grad=True)
     assert torch.autograd.gradcheck(lambda a: expm(a, backend="fused"), (generators,))

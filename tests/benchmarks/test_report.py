@@ -59,7 +59,22 @@ def made_up_run() -> dict[str, Any]:
         | {scan_pass: timing(0.1, over_roof=2.0, active="bandwidth") for scan_pass in ("forward", "both")}
         for scale in (1, 8, 64)
     ]
+    wide = {"status": "ok", "forward": timing(0.44), "both": timing(1.3)}
+    widths = [
+        {
+            "shape": shape | {"width": width, "groups": 256 // width},
+            **point,
+            "peers": {"jax.lax.scan": wide} if width > 4 else {},
+        }
+        | {"forward": timing(0.04, over_roof=over), "both": timing(0.1, over_roof=over + 0.25)}
+        for width, over in ((1, 1.25), (2, 1.5), (4, 1.0), (8, 2.0), (16, 1.75))
+    ]
     sections: dict[str, Any] = {
+        "widths": {"threads": 2, "points": widths},
+        "halves": {"shape": shape, "threads": 2}
+        | {
+            name: {"error": 1e-3, "forward": timing(x), "both": timing(x)} for name, x in (("float32", 0.1), ("bfloat16", 0.07))
+        },
         "scan": {
             "shape": shape,
             "threads": 2,
@@ -80,7 +95,7 @@ def made_up_run() -> dict[str, Any]:
             "threads": 2,
             "candidates": {
                 name: {"errors": {"value": 1e-7}, "forward": timing(seconds), "both": timing(seconds)}
-                for name, seconds in (("shippo expm", 0.01), ("torch.linalg.matrix_exp", 0.5))
+                for name, seconds in (("shippo expm", 0.01), ("torch.linalg.matrix_exp", 1.2))
             },
         },
         "training": {
@@ -90,6 +105,7 @@ def made_up_run() -> dict[str, Any]:
             "generator": timing(0.1, tokens_per_second=8e4),
             "models": {
                 name: timing(seconds, tokens_per_second=8192 / seconds, parameters=5_000_000, error=1e-6)
+                | {"products": timing(1.75), "over_products": seconds / 1.75}
                 for name, seconds in (("StructGen-Split", 2.8), ("No-right", 2.0))
             },
         },
@@ -106,9 +122,14 @@ def made_up_run() -> dict[str, Any]:
 
 def test_figures_by_hand():
     reached = [row["reached"] for row in made_up_run()["verdict"]]
-    assert reached == pytest.approx([2.0, 0.1 / 0.03, 15, 14, 300, 50, 40, 50, 1.4, 1.02, 0.05])
+    roofs, jax = [2.0, 0.1 / 0.03, 2.0, 2.25, 1.75], [15, 14, 11, 13]
+    assert reached == pytest.approx([*roofs, *jax, 300, 50, 40, 0.7, 120, 1.0, 1.6, 1.4, 1.02, 0.05])
     results = [row["result"] for row in made_up_run()["verdict"]]
-    assert results == ["must", "must", "must", "missed", "aim", "aim", "aim", "must", "must", "must", "aim"]
+    assert results == [
+        *("missed", "missed", "must", "must", "must"),
+        *("must", "missed", "must", "must"),
+        *("aim", "aim", "aim", "must", "must", "aim", "missed", "must", "must", "aim"),
+    ]
 
 
 def test_a_missing_peer_has_no_figure():
@@ -119,8 +140,8 @@ def test_a_missing_peer_has_no_figure():
     row = rows["ahead of jax.lax.scan, forward"]
     assert row["reached"] is None
     assert "not installed" in row["why"]
-    del whole["sections"]["expm"]
-    assert sum(row["result"] == "not measured" for row in verdict(whole)) == 3
+    del whole["sections"]["expm"], whole["sections"]["widths"]
+    assert sum(row["result"] == "not measured" for row in verdict(whole)) == 8
 
 
 def test_aims_are_harder_than_musts():
@@ -137,7 +158,10 @@ def test_page_and_figure_show_the_run(tmp_path):
     assert "bandwidth is the active term; shippo fused takes 2.00 times as long" in page
     assert "gone: missing, not here." in page
     assert "| jax.lax.scan | 300 (300–300) | 1400 (1400–1400) | 15 × | 14 × |" in page
-    assert len(tables(whole)) == 7
+    assert "| 16 | 16 | 40.0 (40.0–40.0) | 1.75 | 100 (100–100) | 2.00 | 1e-06 | 11.0 × | 13.0 × |" in page
+    assert "| bfloat16 | 70.0 (70.0–70.0) | 70.0 (70.0–70.0) | 0.70 | 0.70 | 1e-03 |" in page
+    assert "| shippo expm | 10.0 (10.0–10.0) | 10.0 (10.0–10.0) | 120 × | 120 × | 1e-07 |" in page
+    assert len(tables(whole)) == 9
     results = tmp_path / "bench.json"
     results.write_text(json.dumps(whole))
     report.main(results, tmp_path / "page.md", tmp_path / "figure.svg")
@@ -169,6 +193,7 @@ def test_plan_covers_every_section_in_both_modes():
         sections = {section for _, section, _, _ in run.plan(quick)}
         assert {"scan", "expm", "memory", "training", "decoding"} <= sections
         assert ("sweeps" in sections) is not quick
+        assert ("widths" in sections) is not quick
     threads = {threads for _, section, threads, _ in run.plan(True) if section == "scan"}
     assert threads == {1, 2}
 
