@@ -11,7 +11,18 @@ import pytest
 import torch
 
 from shippo_ssm import _private
-from shippo_ssm.engine import Emitter, Pointer, cache_directory, compiler, launch, launch_integers, parallel_for, run, simd
+from shippo_ssm.engine import (
+    Emitter,
+    Pointer,
+    cache_directory,
+    compiler,
+    launch,
+    launch_integers,
+    parallel_for,
+    recycled,
+    run,
+    simd,
+)
 
 
 @pytest.fixture(autouse=True)
@@ -250,3 +261,16 @@ def test_kernels_from_disk_and_new_ones_do_not_meet(tmp_path):
 
     assert scaled_elsewhere("2", "3") == "[[2.0], [3.0]]"
     assert scaled_elsewhere("3", "4", "2", "5") == "[[3.0], [4.0], [2.0], [5.0]]"
+
+
+def test_large_memory_is_used_again():
+    """Only once nothing refers to it, views included; and another size gets memory of its own."""
+    size = (1 << 22) + 192
+    first = torch.from_numpy(recycled(size))
+    place, view = first.data_ptr(), first[64:]
+    del first
+    assert recycled(size).ctypes.data != place
+    del view
+    assert recycled(size + 64).ctypes.data != place
+    assert recycled(size).ctypes.data == place
+    assert place % 64 == 0

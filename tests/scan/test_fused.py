@@ -41,6 +41,7 @@ def make(helpers):
         {"N": 16, "P": 8, "dtype": torch.float32},
         {"N": 9, "P": 1, "right": False, "dtype": torch.float64},
         {"N": 1, "P": 16, "dtype": torch.float64},
+        {"N": 16, "P": 6, "rank": 2, "seen": True, "dtype": torch.float32},
     ],
     ids=str,
 )
@@ -50,6 +51,24 @@ def test_equals_the_reference_for_every_shape(helpers, make, shape):
     got = helpers.run_with_gradients(recurrence, state, backend="fused")
     assert all(tensor.dtype == shape["dtype"] for tensor in got.values())
     helpers.assert_agree(got, expected, helpers.TOLERANCE[shape["dtype"]])
+
+
+@pytest.mark.parametrize("width", [4, 8])
+def test_bfloat16_is_read_and_written_by_the_kernels(helpers, make, monkeypatch, width):
+    """Only results are rounded, and streamed stores are the same numbers as others."""
+    recurrence, state = make(T=19, N=16, P=width)
+    recurrence = recurrence.map(Tensor.bfloat16)
+    results = []
+    for bytes_streamed in (0, fused._STREAMED):
+        monkeypatch.setattr(fused, "_STREAMED", bytes_streamed)
+        results.append(helpers.run_with_gradients(recurrence, state, backend="fused"))
+    exact = helpers.run_with_gradients(recurrence.map(Tensor.float), state, backend="fused")
+    for name, tensor in results[0].items():
+        assert torch.equal(tensor, results[1][name]), name
+        of_state = name in ("final_state", "gradient of initial_state")
+        assert tensor.dtype == (torch.float32 if of_state else torch.bfloat16), name
+        # dy comes in bfloat16 too.
+        assert helpers.rms_ratio(tensor.float(), exact[name]) < (1e-6 if name == "final_state" else 6e-3), name
 
 
 def test_packed_sequences_that_start_from_nothing(helpers, make):

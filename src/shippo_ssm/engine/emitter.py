@@ -52,7 +52,7 @@ def register_lanes(dtype: str) -> int:
 
 
 def tile_columns(dtype: str, lanes: int) -> int:
-    """Columns of a tile of vectors of `lanes`: its sums take half of the processor's registers, its operands the rest."""
+    """Columns of a tile of vectors of `lanes`: its sums take half of the vector registers, its operands the rest."""
     registers = 32 if _has_avx512() else 16
     return max(1, registers // 2 * register_lanes(dtype) // max(lanes, register_lanes(dtype)))
 
@@ -252,7 +252,7 @@ class Emitter:
         return vector
 
     def store(self, array: Pointer, index: Any, vector: Any, *, padded: bool = False, streamed: bool = False) -> None:
-        """Write the block of `array` that starts at `index`; past the caches where it is `streamed`, whole and aligned."""
+        """Write the block of `array` that starts at `index`; past the caches where it is `streamed`, aligned and whole."""
         if padded or self._active == self.lanes:
             self._store(vector, array, index, streamed)
             return
@@ -282,6 +282,9 @@ class Emitter:
             count = min(self.lanes, length - start)
             kind = self.scalar if count == 1 else self._ir.VectorType(self.scalar, count)
             self._store(self._load(kind, array, self.at(index, start)), copy, start)
+        # Nothing is known about the copy from here on: LLVM would take single numbers out of the vectors above, which is slow.
+        hide = self._ir.FunctionType(self._ir.VoidType(), [copy.address.type])
+        self.builder.asm(hide, "", "r,~{memory}", [copy.address], True)
         return copy, 0
 
     def lane(self, vector: Any, lane: int) -> Any:

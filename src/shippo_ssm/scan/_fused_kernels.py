@@ -11,10 +11,13 @@ Forward: for each position, for each group of the block, with the state H [P][N]
 and the state before every chunk of positions goes to `checkpoints` when those are asked for. With `seen`, y is
 read^T M + (read . write) seen: it then does not depend on `value`, not even in its last bit.
 
-Backward: chunks from the last to the first. The states of a chunk are computed again from its checkpoint into a
-scratch; then, positions backwards, with the adjoint S = dLoss/dH in the same layout,
+H right is computed in tiles of a few columns, so that the sums of a tile stay in registers (`tile_columns`). Up to that width
+it is one tile, and the new state takes the place of the old one.
 
-    S <- S + read dy^T;   dread = H dy;   dwrite = S value;   dvalue = S^T write;   M = exp(step drift) * S;
+Backward: chunks from the last to the first. The states of a chunk are computed again from its checkpoint into a
+scratch, and dread = H dy with them; then, positions backwards, with the adjoint S = dLoss/dH in the same layout,
+
+    S <- S + read dy^T;   dwrite = S value;   dvalue = S^T write;   M = exp(step drift) * S;
     dright = H_old^T M;   S <- M right^T;   q = sum_p H_old S;   dstep = sum_n q drift;   ddrift = q step.
 
 With `seen`, dwrite and dvalue take the S from before read dy^T was added, and c = dy . seen gives the rest:
@@ -150,7 +153,8 @@ class Chunk(NamedTuple):
 
 
 class Adjoint(NamedTuple):
-    """Scratch of the backward pass: dLoss/dH [group, P, row], the same times the decay, and ddrift [group, row] of a chunk."""
+    """Scratch of the backward pass: dLoss/dH [group, P, row], M = decay dLoss/dH of one group as [P, row] and again as [N, P],
+    and ddrift [group, row] of a chunk."""
 
     state: Any
     moved: Any
@@ -546,12 +550,8 @@ def _retreat(case: Case) -> Any:
                         for total, m in zip(line, columns):
                             total.set(emit.fma(h, m, total.get()))
                 for p, line in enumerate(tile, start=top):
-                    emit.store_sums(
-                        dright,
-                        emit.at(start, p * width + left),
-                        [total.get() for total in line],
-                        streamed=streamed and width % 4 == 0,
-                    )
+                    sums = [total.get() for total in line]
+                    emit.store_sums(dright, emit.at(start, p * width + left), sums, streamed=streamed and width % 4 == 0)
 
     def _store_dright_across(emit: Emitter, states: Pointer, old: Any, moved: Pointer, dright: Pointer, start: Any) -> None:
         # The same with lanes along the columns of M, which is turned into [N, P] behind itself: no sum over lanes is left.

@@ -67,7 +67,8 @@ def summary(recurrence: Recurrence, cu_seqlens: Tensor | None = None, *, mirrore
     count, items = _items(value, cu_seqlens, case.chunk, value.shape[2])
     corner = (len(items.first_chunk), value.shape[2])
     dtype = compute_dtype(value.dtype)
-    left, update = (value.new_empty(*corner, *sizes, dtype=dtype) for sizes in ((case.order,), (case.order, case.width)))
+    left = value.new_empty(*corner, case.order, dtype=dtype)
+    update = value.new_empty(*corner, case.order, case.width, dtype=dtype)
     turned = None if right is None else value.new_empty(*corner, case.width, case.width, dtype=dtype)
     # The kernel looks at neither `read` nor `seen`.
     record = recurrence._replace(read=write, seen=None)
