@@ -121,12 +121,12 @@ def rows(base: WordsConfig | None = None) -> tuple[WordsConfig, ...]:
         *a5,
         replace(few, name="a5-40", label="A5, trained to 40", steps=wide.steps),
         replace(few, name="a5-12", label="A5 from 12 elements, trained to 40", elements=12),
-        replace(few, name="a5-12-none", label="the same, no right action", elements=12, layer=BARE | none),
+        replace(few, name="a5-12-none", label="A5 from 12 elements, no right action", elements=12, layer=BARE | none),
         replace(mixed, name="s5-4", label="S5 from 4 elements, trained to 40", elements=4),
         replace(mixed, name="s5-8", label="S5 from 8 elements, trained to 40", elements=8),
         replace(wide, name="s5", label="S5, all 120 elements"),
-        replace(wide, name="s5-short", label="the same, two thirds of the steps", steps=base.steps * 2 // 3),
-        replace(wide, name="s5-none", label="the same, no right action", layer=WIDE | none),
+        replace(wide, name="s5-short", label="S5, all 120, two thirds of the steps", steps=base.steps * 2 // 3),
+        replace(wide, name="s5-none", label="S5, all 120, no right action", layer=WIDE | none),
     )
 
 
