@@ -132,6 +132,25 @@ def opcheck(**case: Any) -> dict[str, str]:
     return {"auto": str(resolve_backend(recurrence.value))}
 
 
+def compiled(**case: Any) -> dict[str, float]:
+    """Gradients of a scan under `torch.compile`, which makes one graph of it, against those without."""
+    import torch
+
+    from shippo_ssm.scan import transport_scan
+    from tests.scan.conftest import make_recurrence, rms_ratio
+
+    recurrence, _ = make_recurrence(**case)
+    assert recurrence.right is not None
+    leaves = [tensor.detach().requires_grad_() for tensor in (*recurrence[:5], recurrence.right)]
+
+    def loss(*operands: torch.Tensor) -> torch.Tensor:
+        return transport_scan(*operands, backend="triton")[0].square().sum()
+
+    one_graph = torch.compile(loss, backend="aot_eager", fullgraph=True)
+    results = [torch.autograd.grad(run(*leaves), leaves) for run in (one_graph, loss)]
+    return {f"result {k}": rms_ratio(ours, theirs) for k, (ours, theirs) in enumerate(zip(*results))}
+
+
 def action(family: str, width: int, dtype: str, scale: float = 1.0, items: int = 33) -> dict[str, float]:
     """A right action and the gradients of its arguments against the torch formula in float64."""
     import torch
@@ -182,7 +201,7 @@ def main() -> None:
     # `torch.empty` gives NaN, so that a kernel that forgets to write a place is caught.
     torch.use_deterministic_algorithms(True)
     torch.utils.deterministic.fill_uninitialized_memory = True  # pyright: ignore[reportAttributeAccessIssue]
-    checks = {check.__name__: check for check in (scan, segmented, step, half, opcheck, action, bench)}
+    checks = {check.__name__: check for check in (scan, segmented, step, half, opcheck, compiled, action, bench)}
     for line in sys.stdin:
         request = json.loads(line)
         try:

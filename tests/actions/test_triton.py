@@ -12,7 +12,8 @@ TOLERANCE = {"float32": 1e-6, "float64": 1e-13}
 @pytest.mark.parametrize("dtype", TOLERANCE)
 @pytest.mark.parametrize(("width", "scale"), [(1, 1.0), (2, 1e-3), (3, 0.3), (2, 5.0), (5, 1.0), (8, 3.0), (16, 0.1)])
 def test_exponentials(interpreter, width, scale, dtype):
-    errors = interpreter.ask("action", family="expm", width=width, scale=scale, dtype=dtype)
+    # A wide matrix has a program of its own.
+    errors = interpreter.ask("action", family="expm", width=width, scale=scale, dtype=dtype, items=33 if width <= 4 else 3)
     assert len(errors) == 2
     assert max(errors.values()) <= TOLERANCE[dtype]
 

@@ -18,18 +18,15 @@ from torch import Tensor
 
 from shippo_ssm._dtypes import compute_dtype
 
+# Triton is not imported for the question. A constant, since `torch.compile` traces through those who ask.
+HAS_TRITON = importlib.util.find_spec("triton") is not None
+
 
 class Config(NamedTuple):
     """One way to run a kernel: compile-time sizes by name, and warps of one program."""
 
     sizes: tuple[tuple[str, int], ...]
     num_warps: int = 1
-
-
-@functools.cache
-def has_triton() -> bool:
-    """Whether Triton is installed; it is not imported for the question."""
-    return importlib.util.find_spec("triton") is not None
 
 
 def interpreted() -> bool:
@@ -39,7 +36,7 @@ def interpreted() -> bool:
 
 def card_obstacle(tensor: Tensor) -> str | None:
     """Why Triton's kernels cannot take a tensor, or `None` where they can; a ROCm card is a "cuda" device to torch."""
-    if not has_triton():
+    if not HAS_TRITON:
         return "no Triton installed (the extra `gpu` brings it)"
     if tensor.device.type != "cuda" and not interpreted():
         return f"tensors on {tensor.device.type}, and the Triton kernels run on a card"
