@@ -91,7 +91,8 @@ TAIL = """
 Everything that only a run can tell: whether a card agrees with the interpreter bit for bit in rounding (it need not:
 `exp2` and fused products differ), whether Blackwell's pairs of numbers do what they say, how far a lone warp falls
 behind the model, what autotuning chooses. The model takes numbers that all lanes of a group read at once to pass
-through shared memory once; if they passed once per lane, that would bind the gradients. The one command to find out, from a source checkout on a machine with a card:
+through shared memory once; if they passed once per lane, that would bind the gradients. The one command to find out, from a
+source checkout on a machine with a card:
 
 ```text
 shippo bench --device cuda
