@@ -65,8 +65,15 @@ class RMSNorm(nn.RMSNorm):
 
     def forward(self, input: Tensor) -> Tensor:
         weight, eps = self.weight, self.eps
-        alike = type(input) in PLAIN and type(weight) in PLAIN and input.is_cpu and input.dtype == weight.dtype
-        if not alike or input.dtype not in _NAMES or eps is None or not input.numel() or torch.compiler.is_compiling():
+        plain = type(input) in PLAIN and type(weight) in PLAIN and input.is_cpu and weight.is_cpu
+        if (
+            not plain
+            or input.dtype != weight.dtype
+            or input.dtype not in _NAMES
+            or eps is None
+            or not input.numel()
+            or torch.compiler.is_compiling()
+        ):
             return super().forward(input)
         if torch.is_grad_enabled():
             if input.dtype == torch.bfloat16 or transform_depth() or needs_torch(input, weight):
