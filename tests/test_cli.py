@@ -149,13 +149,15 @@ def test_bench_on_a_card_needs_one(monkeypatch, capsys):
 
 def test_bench_runs_the_folder_of_the_checkout(monkeypatch, capsys, tmp_path):
     (tmp_path / "benchmarks").mkdir()
-    (tmp_path / "benchmarks" / "run.py").write_text("def main(quick, out):\n    print('measured', quick, out)\n    return 3\n")
+    (tmp_path / "benchmarks" / "run.py").write_text(
+        "def main(quick, out, against):\n    print('measured', quick, out, against)\n    return 3\n"
+    )
     monkeypatch.setattr("shippo_ssm.lab.store.checkout", lambda: tmp_path)
     monkeypatch.setattr(sys, "path", list(sys.path))
     code, out, _ = call(monkeypatch, capsys, "bench")
-    assert (code, out) == (3, "measured True None\n")
-    code, out, _ = call(monkeypatch, capsys, "bench", "--full")
-    assert (code, out) == (3, "measured False None\n")
+    assert (code, out) == (3, "measured True None \n")
+    code, out, _ = call(monkeypatch, capsys, "bench", "--full", "--against", "HEAD")
+    assert (code, out) == (3, "measured False None HEAD\n")
 
 
 def test_verify_returns_the_code_of_the_checks(monkeypatch, capsys, tmp_path):

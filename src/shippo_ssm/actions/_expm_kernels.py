@@ -405,7 +405,7 @@ def narrow_core(arithmetic: str, width: int, degree: int, theta: float, largest:
     # Slots: A, A^2, a factor of the last product, the total and the next one; for the gradient its cotangent and two more, and
     # from `kept` on the results before each squaring.
     square_at, factor_at, total_at, spare_at, direction_at, moved_at, next_at, kept = (k * slot for k in range(1, 9))
-    most_squarings = 0 if largest <= theta else math.ceil(math.log2(largest / theta))
+    most_squarings = math.ceil(math.log2(largest / theta)) if frechet and largest > theta else 0
     entries = [(i, j) for i in range(width) for j in range(width)]
     rows, columns = tile(width, 8)
     parts = [
