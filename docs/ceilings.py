@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from shippo_ssm.experiments.mqar.ceilings import PREDICTORS
+from shippo_ssm.lab.pages import renew
 
 PAGE, RESULT = Path("docs", "reading.md"), Path("results", "mqar.json")
-MARKS = ("<!-- generated: ceilings -->\n", "<!-- end -->\n")
 
 
 def table(head: str, lines: dict[str, dict[str, Any]], lengths: list[int], name: str) -> list[str]:
@@ -34,13 +34,11 @@ def predictors(root: Path) -> str:
     return "\n".join([*known, "", "Untouched coordinates, by the number of active keys:", "", *keys, ""])
 
 
-def with_numbers(page: str, root: Path) -> str:
-    """The page with its tables between the marks."""
-    before, rest = page.split(MARKS[0])
-    return before + MARKS[0] + predictors(root) + MARKS[1] + rest.split(MARKS[1])[1]
+def parts(root: Path) -> dict[str, str]:
+    """The generated parts of the page, by name."""
+    return {"ceilings": predictors(root)}
 
 
 def write(root: Path) -> None:
     """Renew the tables of the page."""
-    page = root / PAGE
-    page.write_text(with_numbers(page.read_text(encoding="utf-8"), root), encoding="utf-8")
+    renew(root / PAGE, parts(root))

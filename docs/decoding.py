@@ -6,8 +6,9 @@ import json
 import sys
 from pathlib import Path
 
+from shippo_ssm.lab.pages import renew
+
 PAGE = Path("docs", "decoding.md")
-MARKS = ("<!-- generated: decode -->\n", "<!-- end -->\n")
 RESULT = Path("results", "decode.json")
 
 
@@ -30,13 +31,11 @@ def name(key: str) -> str:
     return f"{words[who]}, batch {batch}" + "".join(f", context {int(length):,}" for length in context)
 
 
-def with_numbers(page: str, root: Path) -> str:
-    """The page with its tables between the marks."""
-    before, rest = page.split(MARKS[0])
-    return before + MARKS[0] + measured(root) + MARKS[1] + rest.split(MARKS[1])[1]
+def parts(root: Path) -> dict[str, str]:
+    """The generated parts of the page, by name."""
+    return {"decode": measured(root)}
 
 
 def write(root: Path) -> None:
     """Renew the tables of the page."""
-    page = root / PAGE
-    page.write_text(with_numbers(page.read_text(encoding="utf-8"), root), encoding="utf-8")
+    renew(root / PAGE, parts(root))

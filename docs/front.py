@@ -10,6 +10,8 @@ from pathlib import Path
 from statistics import mean
 from typing import Any
 
+from shippo_ssm.lab.pages import renew
+
 PAGES = {"README.md": "docs/", "docs/index.md": ""}
 """Page -> what links to other pages begin with."""
 PICTURE = "docs/_static/front.svg"
@@ -87,16 +89,9 @@ def results(root: Path, to: str) -> str:
     return "\n".join(lines) + "\n"
 
 
-PARTS = {"speed": speed, "results": results}
-
-
-def filled(page: str, root: Path, to: str) -> str:
-    """The page with its parts renewed."""
-    for name, make in PARTS.items():
-        first, last = f"<!-- {name} -->\n", f"<!-- end of {name} -->"
-        before, rest = page.split(first)
-        page = before + first + make(root, to) + last + rest.split(last)[1]
-    return page
+def parts(root: Path, to: str) -> dict[str, str]:
+    """The generated parts of a page, by name; `to` leads from it to the other pages."""
+    return {"speed": speed(root, to), "results": results(root, to)}
 
 
 def draw(root: Path) -> None:
@@ -128,5 +123,4 @@ def write(root: Path) -> None:
     """Both pages and the picture, in the checkout `root`."""
     draw(root)
     for name, to in PAGES.items():
-        page = root / name
-        page.write_text(filled(page.read_text(encoding="utf-8"), root, to), encoding="utf-8")
+        renew(root / name, parts(root, to))

@@ -14,8 +14,9 @@ import json
 from dataclasses import dataclass
 from pathlib import Path
 
+from shippo_ssm.lab.pages import renew
+
 PAGE = Path("docs", "larger-than-one-machine.md")
-MARKS = ("<!-- generated: estimate -->\n", "<!-- end -->\n")
 RESULT = Path("results", "distributed.json")
 
 
@@ -118,16 +119,14 @@ def measured(root: Path) -> str:
     )
 
 
-def with_numbers(page: str, root: Path) -> str:
-    """The page with its tables between the marks."""
-    before, rest = page.split(MARKS[0])
-    return before + MARKS[0] + table(Cluster()) + "\n" + measured(root) + MARKS[1] + rest.split(MARKS[1])[1]
+def parts(root: Path) -> dict[str, str]:
+    """The generated parts of the page, by name."""
+    return {"estimate": table(Cluster()) + "\n" + measured(root)}
 
 
 def write(root: Path) -> None:
     """Renew the tables of the page."""
-    page = root / PAGE
-    page.write_text(with_numbers(page.read_text(encoding="utf-8"), root), encoding="utf-8")
+    renew(root / PAGE, parts(root))
 
 
 if __name__ == "__main__":

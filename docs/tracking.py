@@ -8,6 +8,7 @@ from statistics import mean
 from typing import Any
 
 from shippo_ssm.experiments.tracking.languages import LANGUAGES
+from shippo_ssm.lab.pages import renew
 from shippo_ssm.tasks.languages import LanguageTask
 
 PAGE = Path("docs", "state-tracking.md")
@@ -62,16 +63,11 @@ def needs() -> str:
     return "".join(f"- **{name}**: {LanguageTask(name=name).needs}\n" for name in LANGUAGES)
 
 
-def with_numbers(page: str, root: Path) -> str:
-    """The page with its tables between the marks."""
-    for name, text in (("words", words(root)), ("languages", languages(root)), ("needs", needs())):
-        mark, end = f"<!-- generated: {name} -->\n", "<!-- end -->\n"
-        before, rest = page.split(mark)
-        page = before + mark + text + rest[rest.index(end) :]
-    return page
+def parts(root: Path) -> dict[str, str]:
+    """The generated parts of the page, by name."""
+    return {"words": words(root), "languages": languages(root), "needs": needs()}
 
 
 def write(root: Path) -> None:
     """Renew the tables of the page."""
-    page = root / PAGE
-    page.write_text(with_numbers(page.read_text(encoding="utf-8"), root), encoding="utf-8")
+    renew(root / PAGE, parts(root))

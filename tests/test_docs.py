@@ -14,7 +14,7 @@ import pytest
 import shippo_ssm
 from docs import beside, front, notebook, tracking
 from shippo_ssm.experiments import all_experiments
-from shippo_ssm.lab.pages import PAGE, Pages
+from shippo_ssm.lab.pages import PAGE, Pages, with_parts
 from shippo_ssm.lab.store import write_json
 
 ROOT = Path(__file__).parents[1]
@@ -67,7 +67,7 @@ def test_the_page_beside_mamba_shows_its_result(tmp_path):
 
 def test_the_page_of_state_tracking_shows_published_numbers_beside_ours(tmp_path):
     page = (ROOT / tracking.PAGE).read_text()
-    assert page == tracking.with_numbers(page, ROOT)
+    assert page == with_parts(page, tracking.parts(ROOT))
     write_json(tmp_path / tracking.PUBLISHED, json.loads((ROOT / tracking.PUBLISHED).read_text()))
     row = {"name": "s5-8", "label": "S5", "config": {"steps": 7}, "metrics": {"prefix_256": [0.5, 0.75]}}
     write_json(tmp_path / "results" / "words.json", {"rows": [row]})
@@ -100,7 +100,7 @@ def test_the_pages_show_the_committed_results():
     assert (ROOT / PAGE).read_text() == Pages(ROOT, all_experiments()).results_page()
     for name, to in front.PAGES.items():
         page = (ROOT / name).read_text()
-        assert page == front.filled(page, ROOT, to)
+        assert page == with_parts(page, front.parts(ROOT, to))
 
 
 def test_a_changed_result_changes_the_pages(tmp_path):
@@ -159,7 +159,7 @@ def test_the_page_on_clusters_shows_its_script_and_result():
     from docs import larger
 
     page = (ROOT / larger.PAGE).read_text()
-    assert page == larger.with_numbers(page, ROOT)
+    assert page == with_parts(page, larger.parts(ROOT))
     small, large = larger.Cluster(ranks=8), larger.Cluster(ranks=16)
     assert large.received > small.received
     assert small.fewest == larger.Cluster(ranks=8, length=small.length // 2).fewest * 2
@@ -170,7 +170,7 @@ def test_the_page_on_reading_shows_its_predictors():
     from docs import ceilings
 
     page = (ROOT / ceilings.PAGE).read_text()
-    assert page == ceilings.with_numbers(page, ROOT)
+    assert page == with_parts(page, ceilings.parts(ROOT))
     assert "| 32 | " in ceilings.predictors(ROOT)
 
 
@@ -178,5 +178,5 @@ def test_the_page_on_decoding_shows_its_result():
     from docs import decoding
 
     page = (ROOT / decoding.PAGE).read_text()
-    assert page == decoding.with_numbers(page, ROOT)
+    assert page == with_parts(page, decoding.parts(ROOT))
     assert decoding.name("transformer 16 4096") == "Transformer, batch 16, context 4,096"

@@ -6,7 +6,7 @@ page with what this file renders. `python docs/generate.py` writes it again afte
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -29,6 +29,28 @@ Errors are normalised (1 is no better than a constant), accuracies are fractions
 
 | experiment | committed result | budget | make it again |
 |---|---|---|---|"""
+
+
+def with_parts(page: str, parts: Mapping[str, str]) -> str:
+    """A page written by hand with its generated parts renewed.
+
+    Example:
+        >>> print(with_parts("Seen:\\n<!-- generated: count -->\\n6\\n<!-- end -->\\n", {"count": "7\\n"}))
+        Seen:
+        <!-- generated: count -->
+        7
+        <!-- end -->
+        <BLANKLINE>
+    """
+    for name, text in parts.items():
+        before, rest = page.split(mark := f"<!-- generated: {name} -->\n")
+        page = before + mark + text + rest[rest.index("<!-- end -->\n") :]
+    return page
+
+
+def renew(path: Path, parts: Mapping[str, str]) -> None:
+    """Write a page again with its generated parts renewed."""
+    path.write_text(with_parts(path.read_text(encoding="utf-8"), parts), encoding="utf-8")
 
 
 def anchor(title: str) -> str:
