@@ -9,7 +9,7 @@ Protocol. The nonreducible library (13 operations that generate GL(4, F_31)), 25
 128 with 4 layers; AdamW 5e-4, weight decay 0.01, batch 16, length 512, gradient norm clipped at 1.0, evaluation at the
 training length every 250 steps; final evaluation at 128, 512, 2048 and 4096 events on 640 examples. Preset `paper`: 5,000
 steps, 3 seeds, from the start that learns (`MqarConfig.start`), the same for every row as far as it has the part; `quick`:
-1,000 steps, 1 seed, from the start of a Mamba-style layer.
+1,000 steps, 1 seed, from the start of a Mamba-style layer; `early`: the first 300 steps of `paper`, for a look.
 
 Beside the six models stands a predictor that knows every coordinate no operation has touched since its binding and guesses
 the others: what a model can score without transporting anything; and predictors that carry out one, two or three operations
@@ -37,7 +37,9 @@ from shippo_ssm.models import SequenceModel, save_checkpoint
 from shippo_ssm.tasks.mqar import MODULUS, WIDTH
 
 LENGTHS = (128, 512, 2048, 4096)
-# A fifth of the steps and one seed, from the start of the first version; small models for a few steps, in seconds.
+# The first steps of a run of the paper's size, to see that every row learns; a fifth of the steps and one seed, from the start
+# of the first version; small models for a few steps, in seconds.
+EARLY = MqarConfig(steps=300, num_seeds=1, eval_every=50, eval_examples=64)
 QUICK = MqarConfig(steps=1000, num_seeds=1, start="paper")
 SMOKE = MqarConfig(
     d_model=32, n_layers=1, d_state=8, length=64, steps=6, num_seeds=1, batch=4,
@@ -149,7 +151,7 @@ EXPERIMENT = Experiment(
     protocol="F_31, 13 operations; AdamW 5e-4, batch 16, length 512; quick 1,000 steps, 1 seed; paper 5,000 steps, 3 seeds",
     tables=paper_tables("mqar-coordinate", "mqar-exact"),
     wall_time="quick: 3.6 hours on two cores",
-    presets={"quick": partial(rows, QUICK), "paper": rows, "smoke": partial(rows, SMOKE)},
+    presets={"quick": partial(rows, QUICK), "paper": rows, "early": partial(rows, EARLY), "smoke": partial(rows, SMOKE)},
     train=train,
     columns=COLUMNS,
     judge=judge,
