@@ -22,7 +22,7 @@ from shippo_ssm.lab.store import checkout
 from shippo_ssm.lab.tables import as_data, as_markdown
 from shippo_ssm.layers import identity_right
 from shippo_ssm.models.checkpoint import read_checkpoint
-from shippo_ssm.tasks.mqar import OP, OPERATION_BINS, TransportMQAR
+from shippo_ssm.tasks.mqar import MODULUS, OP, OPERATION_BINS, WIDTH, TransportMQAR
 
 
 def tiny(name: str, **changes) -> MqarConfig:
@@ -75,6 +75,23 @@ def test_embedding_is_the_sum_of_what_an_event_has():
         torch.testing.assert_close(out[0, t], expected)
     assert len(rows) == 3 + 256 + 13 + 4 * 31 + 1
     assert rows[-1].abs().max() == 0
+
+
+@torch.no_grad()
+def test_the_start_keeps_keys_from_values_and_answers_with_what_it_is_shown():
+    config = MqarConfig(mixer="gru", n_layers=1)
+    model, task = build_model(config, 10), config.task(10)
+    others, values = model.embedding.table.weight[:-1].split([3 + task.num_keys + task.num_operations, WIDTH * MODULUS])
+    assert not (others @ values.T).any()
+    shown = torch.randint(MODULUS, (64, WIDTH), generator=torch.Generator().manual_seed(0))
+    stored = values[shown + MODULUS * torch.arange(WIDTH)].sum(1)
+    assert torch.equal(model.head(stored).argmax(-1), shown)
+    # What a transvection leaves in a column has a square with the phase of the sum, for every character: cos, sin in turn.
+    groups = stored[:, : config.d_model // 2].unflatten(-1, (-1, 2, WIDTH))
+    added = torch.view_as_complex((groups[..., 0] + groups[..., 1]).contiguous())
+    targets = values[(shown[:, 0] + shown[:, 1]) % MODULUS, : config.d_model // 2].unflatten(-1, (-1, 2, WIDTH))[..., 0]
+    phase = added**2 / torch.view_as_complex(targets.contiguous())
+    assert ((phase.real > 0.999 * phase.abs()) | (added.abs() < 1e-3)).all()
 
 
 @pytest.mark.parametrize("name", mqar.MODELS)
