@@ -1,4 +1,5 @@
-"""The tables of predictors on the page "How we read the paper", from the row `untouched` of `results/mqar.json`."""
+"""The tables of the page "How we read the paper": predictors, from the row `untouched` of `results/mqar.json`, and the first
+steps of the models, from `results/mqar-early.json`."""
 
 from __future__ import annotations
 
@@ -9,7 +10,7 @@ from typing import Any
 from shippo_ssm.experiments.mqar.ceilings import PREDICTORS
 from shippo_ssm.lab.pages import renew
 
-PAGE, RESULT = Path("docs", "reading.md"), Path("results", "mqar.json")
+PAGE, RESULT, EARLY = Path("docs", "reading.md"), Path("results", "mqar.json"), Path("results", "mqar-early.json")
 
 
 def table(head: str, lines: dict[str, dict[str, Any]], lengths: list[int], name: str) -> list[str]:
@@ -34,9 +35,21 @@ def predictors(root: Path) -> str:
     return "\n".join([*known, "", "Untouched coordinates, by the number of active keys:", "", *keys, ""])
 
 
+def early(root: Path) -> str:
+    """Accuracies of each model after its first steps, beside the predictor on the same examples."""
+    rows = json.loads((root / EARLY).read_text(encoding="utf-8"))["rows"]
+    lengths, lines = rows[0]["config"]["eval_lengths"], []
+    for row in rows:
+        found = {name: mean[0] for name, mean in row["metrics"].items()}
+        found |= {f"model_{name}": found[name] for name in found if name.startswith(("coordinate", "exact"))}
+        label = f"{row['label']}, {row['config']['steps']} steps"
+        lines += table("model", {label: found}, lengths, "model")[2 if lines else 0 :]
+    return "\n".join([*lines, *table("model", {"untouched coordinates": found}, lengths, "untouched")[2:], ""])
+
+
 def parts(root: Path) -> dict[str, str]:
     """The generated parts of the page, by name."""
-    return {"ceilings": predictors(root)}
+    return {"ceilings": predictors(root), "early": early(root)}
 
 
 def write(root: Path) -> None:

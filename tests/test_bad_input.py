@@ -323,6 +323,7 @@ def door_models() -> Iterator[Bad]:
         num_outputs=[0, -1, 1.5],
         num_classes=[0, -2, 1.5],
         frame_init=["eye", None],
+        head_init=["tied", None],
         d_state=[0, "4"],
         group_width=[3],
         backend=["fast"],

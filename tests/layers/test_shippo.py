@@ -190,6 +190,10 @@ def test_starts():
     assert torch.equal(seen[..., :128], seen[..., 128:])
     assert torch.equal(layer.in_proj.weight[:128], torch.eye(64).repeat(2, 1))
     assert torch.equal(layer.controller.read_proj.weight, layer.controller.write_proj.weight)
+    # A key reads what was written when it was the token before.
+    later = Shippo(64, d_state=6, conv_init="staggered", read_init="next").controller
+    assert torch.equal(later.read_proj.weight[:, :64], later.write_proj.weight[:, 64:])
+    assert torch.equal(later.read_proj.weight[:, 64:], later.write_proj.weight[:, :64])
     value = layer.in_proj.weight[:128]
     torch.testing.assert_close(layer.out_proj.weight, value.mT * (layer.out_proj.weight.std() / value.std()))
     assert layer.out_proj.weight.std().item() == pytest.approx((3 * 128) ** -0.5, rel=1e-4)
@@ -250,6 +254,9 @@ def test_spared_parameters_stay_float32_and_take_no_decay():
     decayed, spared = weight_decay_groups(copy.deepcopy(layer), 0.1)
     assert len(spared["params"]) == len(names)
     assert len(decayed["params"]) == len(list(layer.parameters())) - len(names)
+    *_, right, right_spared = weight_decay_groups(layer, 0.1, right_lr=1e-4)
+    assert right == {"params": [layer.controller.right_proj.weight], "weight_decay": 0.1, "lr": 1e-4}
+    assert right_spared == {"params": [layer.controller.right_bias], "weight_decay": 0.0, "lr": 1e-4}
     # Whatever replaces a parameter is marked again.
     assigned = Shippo(16, d_state=8, read_norm=True, device="meta")
     assigned.load_state_dict(layer.state_dict(), assign=True)

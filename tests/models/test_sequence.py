@@ -124,6 +124,14 @@ def test_checkpoints_refuse_what_they_do_not_know(tmp_path, monkeypatch):
         load_checkpoint(tmp_path / "nowhere")
 
 
+def test_classifiers_can_start_as_the_embedding():
+    model = SequenceModel(dataclasses.replace(SMALL, head_init="embedding"))
+    assert torch.equal(model.head.proj.weight, model.embedding.weight * SMALL.d_model**-0.5)
+    for other in ({"num_outputs": 2}, {"num_classes": 3}, {"vocab_size": None}):
+        with pytest.raises(ValueError, match="answers that are tokens"):
+            dataclasses.replace(SMALL, head_init="embedding", **other)
+
+
 def test_a_checkpoint_of_the_first_version_loads(tmp_path, caplog):
     """Its config says nothing of the start, its Transformer has other names; numbers are those of that time."""
     old = PAPER_START | {"frame_init": "random"}

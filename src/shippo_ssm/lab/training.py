@@ -78,6 +78,7 @@ def fit(
     score_steps: int,
     rate: Callable[[int], float] = lambda step: 1.0,
     precision: Precision = "float32",
+    right_rate: float = 1.0,
 ) -> Fitted:
     """Train a model by AdamW and measure its scores; one seed.
 
@@ -89,11 +90,14 @@ def fit(
         score_steps: how many training steps take as long as that, for the estimate of the end.
         rate: step -> factor of the learning rate.
         precision: of matrix products (`lab/precision.py`); a run that is continued keeps what it began with.
+        right_rate: factor of the learning rate of what makes right actions.
 
     Returns:
         Curves, scores, and as notes the parameter count, the training speed, the time, and where training diverged, if it did.
     """
-    optimiser = torch.optim.AdamW(weight_decay_groups(model, config.weight_decay), lr=config.learning_rate, fused=True)
+    groups = weight_decay_groups(model, config.weight_decay, right_rate * config.learning_rate)
+    optimiser = torch.optim.AdamW(groups, lr=config.learning_rate, fused=True)
+    rates = [group["lr"] for group in optimiser.param_groups]
     meta: dict[str, Any] = {"step": 0, "curves": {"step": []}, "scores": {}, "seconds": 0.0, "tokens": 0, "train_seconds": 0.0}
     restored = session.restore()
     if restored is None:
@@ -113,8 +117,8 @@ def fit(
     saved = told = begun
     for step in range(meta["step"], config.steps if "diverged_at" not in meta else 0):
         started = time.monotonic()
-        for group in optimiser.param_groups:
-            group["lr"] = config.learning_rate * rate(step)
+        for group, full in zip(optimiser.param_groups, rates, strict=True):
+            group["lr"] = full * rate(step)
         with products_in(meta["precision"]):
             loss, num_tokens = loss_at(step)
         optimiser.zero_grad()

@@ -108,8 +108,8 @@ class Controller(Spared):
         for projection in (self.write_proj, self.read_proj, self.scalar_proj):
             projection.reset_parameters()
         with torch.no_grad():
-            if self.spec.read_init == "write":
-                # Of several writes, the first is the one that a read finds.
+            if self.spec.read_init in ("write", "next"):
+                # Of several writes, the first is the one that a read finds. `Shippo` moves it on by a token for "next".
                 order = self.spec.d_state
                 writes = self.write_proj.weight.unflatten(0, (self.num_groups, self.spec.write_rank, order))
                 self.read_proj.weight.copy_(writes[:, 0].flatten(0, 1))
@@ -122,6 +122,10 @@ class Controller(Spared):
                 nn.init.normal_(self.right_proj.weight, std=self.spec.right_std)
                 for index, start in enumerate(self.init_coordinates):
                     self.right_bias[:, index] = start
+
+    def right_parameters(self) -> list[Tensor]:
+        """What makes the coordinates of right actions; nothing without one."""
+        return [] if self.right_proj is None or self.right_bias is None else [self.right_proj.weight, self.right_bias]
 
     @property
     def projections(self) -> list[nn.Linear]:

@@ -103,8 +103,15 @@ def debug_nans(model: nn.Module) -> Iterator[nn.Module]:
             handle.remove()
 
 
-def weight_decay_groups(model: nn.Module, weight_decay: float) -> list[dict[str, Any]]:
+def weight_decay_groups(model: nn.Module, weight_decay: float, right_lr: float | None = None) -> list[dict[str, Any]]:
     """Optimiser groups: `weight_decay` for all parameters but the spared ones of SHiPPO layers, which get none.
+
+    Args:
+        model: any module.
+        weight_decay: of all parameters but the spared ones.
+        right_lr: a learning rate of their own for what makes right actions, in two more groups. A small change of a right
+            action is felt by everything stored, once per token: where recall over many tokens has to be learned first, a tenth
+            of the rate of the rest keeps what is stored in place meanwhile.
 
     Example:
         >>> import torch
@@ -116,4 +123,12 @@ def weight_decay_groups(model: nn.Module, weight_decay: float) -> list[dict[str,
     kept = {id(p) for p in model.parameters() if getattr(p, "_no_weight_decay", False)}
     decayed = [p for p in model.parameters() if p.requires_grad and id(p) not in kept]
     spared = [p for p in model.parameters() if p.requires_grad and id(p) in kept]
-    return [{"params": decayed, "weight_decay": weight_decay}, {"params": spared, "weight_decay": 0.0}]
+    groups = [{"params": decayed, "weight_decay": weight_decay}, {"params": spared, "weight_decay": 0.0}]
+    if right_lr is None:
+        return groups
+    right = {id(p) for module in model.modules() if isinstance(module, Controller) for p in module.right_parameters()}
+    return [
+        group | {"params": [p for p in group["params"] if (id(p) in right) is acts]} | ({"lr": right_lr} if acts else {})
+        for acts in (False, True)
+        for group in groups
+    ]

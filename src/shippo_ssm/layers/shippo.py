@@ -122,6 +122,10 @@ class Shippo(Mixer[ShippoState], Spared):
                 copies = torch.arange(self.d_inner, device=into.device) // self.d_model
                 lags = copies.clamp(max=spec.d_conv - 1) if spec.conv_init == "staggered" else torch.zeros_like(copies)
                 self.conv.start_as_shift(lags.repeat(spec.write_rank))
+            if spec.read_init == "next":
+                # What a write says to the token before, a read says to the present one.
+                read = self.controller.read_proj.weight
+                read.copy_(read.roll(-self.d_model, 1))
             if spec.out_init == "transpose":
                 # Scaled to the spread that a linear layer of this width starts with.
                 values = into[: self.d_inner].float()

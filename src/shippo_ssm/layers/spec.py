@@ -39,7 +39,7 @@ LANGUAGE_START: dict[str, Any] = {"conv_init": "staggered"}
 WORDS = {
     "in_init": ("identity", "random"),
     "conv_init": ("identity", "staggered", "random"),
-    "read_init": ("write", "random"),
+    "read_init": ("write", "next", "random"),
     "out_init": ("transpose", "random"),
 }
 
@@ -93,7 +93,8 @@ class ShippoSpec:
     """How the short convolution starts: as the "identity" of the present token; "staggered", the first d_model channels as the
     present token, the next d_model as the token before, and so on; or "random", which smears neighbours into it."""
     read_init: str = "write"
-    """How the read projection starts: as the "write" projection, so that a key finds what it wrote, or "random"."""
+    """How the read projection starts: as the "write" projection, so that a key finds what it wrote; as "next", so that it finds
+    what was written one token later (where a "staggered" convolution shows a write the token before it); or "random"."""
     read_norm: bool = True
     """Whether what is read is RMS-normalised over D, before skip and gate: it then has a scale whatever the memory holds."""
     out_init: str = "transpose"

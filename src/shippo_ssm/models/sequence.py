@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from typing import Any, Literal, overload
 
+import torch
 from torch import Tensor, nn
 from torch.distributed import ProcessGroup
 
@@ -48,6 +49,10 @@ class SequenceConfig(ShippoSpec):
     """How the projections in front of the layers and behind them start: as the "identity", so that a token is what its
     embedding says and an answer what the layers say, or "random"."""
 
+    head_init: str = "random"
+    """How the classifiers start: "random", or as the "embedding" of the tokens that they answer with, for tasks whose answers
+    were read before."""
+
     def __post_init__(self) -> None:
         if isinstance(self.mixer, str) and self.mixer in FAMILIES:
             object.__setattr__(self, "right", self.mixer)
@@ -59,6 +64,10 @@ class SequenceConfig(ShippoSpec):
             raise ValueError(f"SequenceConfig: `mixer` is {self.mixer!r}; expected one of {words}")
         if self.frame_init not in ("identity", "random"):
             raise ValueError(f"SequenceConfig: `frame_init` is {self.frame_init!r}; expected 'identity' or 'random'")
+        if self.head_init not in ("random", "embedding"):
+            raise ValueError(f"SequenceConfig: `head_init` is {self.head_init!r}; expected 'random' or 'embedding'")
+        if self.head_init == "embedding" and (self.vocab_size is None or self.num_outputs > 1 or self.num_classes):
+            raise ValueError("SequenceConfig: `head_init` is 'embedding'; expected answers that are tokens: `vocab_size` alone")
         for name in ("d_model", "n_layers", "n_heads", "num_outputs"):
             expect_size("SequenceConfig", name, getattr(self, name))
         for name in ("vocab_size", "num_classes"):
@@ -120,6 +129,10 @@ class SequenceModel(nn.Module):
             for projection in (self.in_proj, self.out_proj):
                 nn.init.eye_(projection.weight)
                 nn.init.zeros_(projection.bias)
+        if config.head_init == "embedding" and isinstance(self.embedding, nn.Embedding) and isinstance(self.head, Heads):
+            with torch.no_grad():
+                self.head.proj.weight.copy_(self.embedding.weight * width**-0.5)
+                self.head.proj.bias.zero_()
 
     @overload
     def forward(

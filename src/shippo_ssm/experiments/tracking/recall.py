@@ -4,8 +4,13 @@ Claim. A right action costs nothing where it is not needed: without operations b
 well with one as without.
 
 Protocol. zoology's, scaled down: a vocabulary of 256 instead of 8,192; 64 tokens with 4, 8 and 16 pairs in training, in turn,
-and a test at those and at 128 tokens with 32 pairs; two blocks of width 64 with N = 16 (a state of 2,048 numbers per layer),
-with `LANGUAGE_START`; 1,500 steps of 16 sequences; AdamW 3e-3, 3 seeds.
+and a test at those and at 128 tokens with 32 pairs; two blocks of width 64 with N = 16 (a state of 2,048 numbers per layer);
+600 steps of 16 sequences; AdamW 3e-3, 3 seeds.
+
+Start. Values and answers share a vocabulary, so the classifiers of all rows begin as the embedding. SHiPPO layers have
+`LANGUAGE_START` and read what was written after a key (`read_init="next"`); right actions begin at the identity and learn at a
+tenth of the rate. On seed 10, after 300 steps, the layer without a right action then has 0.70 of 16 pairs, and 0.06 where a key
+reads what it wrote itself; with a right action at the full rate nothing is learned in that time, since it moves what is stored.
 """
 
 from __future__ import annotations
@@ -36,6 +41,7 @@ from shippo_ssm.layers import LANGUAGE_START
 from shippo_ssm.models import SequenceConfig, SequenceModel
 from shippo_ssm.tasks.recall import MQAR
 
+START: dict[str, Any] = LANGUAGE_START | {"read_init": "next", "right_std": 0.0, "head_init": "embedding"}
 # (tokens, pairs).
 TRAIN = ((64, 4), (64, 8), (64, 16))
 TEST = (*TRAIN, (128, 32))
@@ -50,11 +56,13 @@ class RecallConfig(TrainConfig):
     """Fields of `SequenceConfig` that differ from their defaults."""
     vocab_size: int = 256
     eval_examples: int = 256
-    steps: int = 1500
+    right_rate: float = 0.1
+    """Learning rate of right actions over that of the rest."""
+    steps: int = 600
     num_seeds: int = 3
     batch: int = 16
     learning_rate: float = 3e-3
-    eval_every: int = 500
+    eval_every: int = 200
 
     def task(self, seed: int, length: int, num_pairs: int) -> MQAR:
         return MQAR(vocab_size=self.vocab_size, length=length, num_pairs=num_pairs, seed=seed)
@@ -72,7 +80,7 @@ SMOKE = RecallConfig(steps=3, num_seeds=1, batch=4, eval_examples=8, eval_every=
 def train(config: RecallConfig, seeds: tuple[int, ...], session: Session) -> RowResult:
     """Train one seed of a row, and ask it at every length and number of pairs."""
     (seed,) = seeds
-    geometry: dict[str, Any] = {"d_model": 64, "n_layers": 2, "d_state": 16, "vocab_size": config.vocab_size} | LANGUAGE_START
+    geometry: dict[str, Any] = {"d_model": 64, "n_layers": 2, "d_state": 16, "vocab_size": config.vocab_size} | START
     with torch.random.fork_rng():
         torch.manual_seed(seed)
         model = SequenceModel(SequenceConfig(**geometry | config.layer))
@@ -98,6 +106,7 @@ def train(config: RecallConfig, seeds: tuple[int, ...], session: Session) -> Row
         ),
         score_steps=max(1, config.eval_examples * sum(n for n, _ in TEST) // (3 * config.batch * 64)),
         rate=held_rate(config.steps),
+        right_rate=config.right_rate,
     )
     return RowResult(
         metrics={name: [found["recall"]] for name, found in fitted.scores.items()}, curves=fitted.curves, notes=fitted.notes
@@ -117,7 +126,7 @@ EXPERIMENT = Experiment(
     name="mqar-plain",
     title="Plain recall (MQAR)",
     claim="Where nothing acts on what is stored, the layer recalls as well with a right action as without one.",
-    protocol="zoology's task at a vocabulary of 256: 64 tokens, 4 to 16 pairs; two blocks of width 64, N 16, 1,500 steps",
+    protocol="zoology's task at a vocabulary of 256: 64 tokens, 4 to 16 pairs; two blocks of width 64, N 16, 600 steps",
     tables=(),
     wall_time="not measured yet",
     presets={"full": rows, "smoke": partial(rows, SMOKE)},
