@@ -32,7 +32,7 @@ from torch import Tensor
 
 from shippo_ssm.actions._expm_kernels import NARROW, Operands, build_expm
 from shippo_ssm.actions.kernels import batch_first, choose_kernel, launch_items
-from shippo_ssm.engine import LANES, launch, needs_torch
+from shippo_ssm.engine import LANES, allocate, launch, needs_torch
 
 
 class Scheme(NamedTuple):
@@ -195,7 +195,7 @@ def run_kernel(generator: Tensor, direction: Tensor | None) -> Tensor:
     if dtype == "float32":
         # The errors of many values add up along a product of them; those of gradients do not.
         tries = [("float32", 2.5 if direction is None else 8.0), *tries]
-    out = torch.empty(generator.shape, dtype=generator.dtype)
+    out = allocate(generator, generator.shape)
     count = generator.numel() // (width * width)
     todo = np.ones(-(-count // LANES), np.int8)
     operands = Operands(generator, generator if direction is None else direction, out, todo, count)

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from shippo_ssm.engine import LANES, Config, card_obstacle, launch, launch_card, needs_torch
+from shippo_ssm.engine import LANES, Config, allocate, card_obstacle, launch, launch_card, needs_torch
 
 BACKENDS = ("auto", "torch", "fused", "triton")
 # From this many items on, "auto" takes the compiled kernel: for a handful of matrices compilation does not pay.
@@ -136,7 +136,7 @@ def coordinate_op(
 
     @torch.library.custom_op(f"shippo::{name}", mutates_args=())
     def forward_op(coords: Tensor, step: Tensor, width: int, sizes: Sequence[int], backend: str) -> Tensor:
-        right = coords.new_empty(*step.shape, width, width)
+        right = allocate(coords, (*step.shape, width, width))
         if backend == "triton":
             run_card(coords, step, right, sizes)
             return right
@@ -149,7 +149,7 @@ def coordinate_op(
     def backward_op(
         coords: Tensor, step: Tensor, right: Tensor, cotangent: Tensor, sizes: Sequence[int], backend: str
     ) -> tuple[Tensor, Tensor]:
-        d_coords, d_step = (coords.new_empty(tensor.shape) for tensor in (coords, step))
+        d_coords, d_step = (allocate(coords, tensor.shape) for tensor in (coords, step))
         if backend == "triton":
             run_card(coords, step, right, sizes, cotangent=cotangent, d_coords=d_coords, d_step=d_step)
             return d_coords, d_step

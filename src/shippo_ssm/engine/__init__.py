@@ -7,7 +7,7 @@ from shippo_ssm.engine.blocks import LANES, LaneMap, block_reader, block_writer,
 from shippo_ssm.engine.card import Config, card_obstacle, interpreted, launch_card, packs
 from shippo_ssm.engine.compiler import cache_directory
 from shippo_ssm.engine.emitter import Emitter, Pointer, Variable, register_lanes, simd, simd_lanes, tile_columns
-from shippo_ssm.engine.memory import recycled
+from shippo_ssm.engine.memory import allocate, recycled
 from shippo_ssm.engine.run import launch, launch_integers, needs_torch, parallel_for
 
 __all__ = [
@@ -17,6 +17,7 @@ __all__ = [
     "LaneMap",
     "Pointer",
     "Variable",
+    "allocate",
     "block_reader",
     "block_writer",
     "cache_directory",

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from shippo_ssm._dtypes import compute_dtype
-from shippo_ssm.engine import LANES, launch, recycled
+from shippo_ssm.engine import LANES, allocate, launch
 from shippo_ssm.scan._fused_kernels import (
     Backward,
     Case,
@@ -40,8 +40,6 @@ _ITEMS_PER_THREAD = 4
 _BACKWARD_SCRATCH = 1 << 19
 # Bytes of `write` from which gradients are streamed past the caches: nobody finds them there later.
 _STREAMED = 1 << 23
-# Bytes from which memory is recycled, and NumPy takes large pages.
-_LARGE = 1 << 22
 
 
 def obstacle(value: Tensor) -> str | None:
@@ -293,14 +291,6 @@ def _case(recurrence: Recurrence) -> Case:
 def _make_case(dtype: torch.dtype, order: int, width: int, rank: int, has_right: bool, has_seen: bool, varying: bool) -> Case:
     name, chunk = str(compute_dtype(dtype)).removeprefix("torch."), keep_every(order, width, rank, has_right)
     return Case(name, order, width, rank, has_right, has_seen, varying, chunk, padded_order(name, order))
-
-
-def allocate(like: Tensor, shape: tuple, dtype: torch.dtype) -> Tensor:
-    """`like.new_empty(shape)`, in recycled memory where it is large and lies in the memory of a CPU."""
-    num_bytes = math.prod(shape) * dtype.itemsize
-    if like.device.type != "cpu" or num_bytes < _LARGE:
-        return like.new_empty(shape, dtype=dtype)
-    return torch.from_numpy(recycled(num_bytes)).view(dtype).view(shape)
 
 
 def _items(value: Tensor, cu_seqlens: Tensor | None, chunk: int, most: int) -> tuple[int, Items]:
