@@ -13,7 +13,7 @@ the block matrices [[X, E], [0, X]]. L is an op of its own whose gradient is aga
 derivatives of every order exist.
 
 Backends. "torch" is the path above, on any device. "fused" is the compiled CPU kernel of `_expm_kernels.py` for float32
-and float64 up to width 8, the same scheme with one matrix per SIMD lane; it takes float32 matrices of moderate norm in
+and float64 up to width 16, the same scheme with one matrix per SIMD lane; it takes float32 matrices of moderate norm in
 float32 as exp(A) - I and larger ones in float64. `kernels.choose_kernel` says which one a call takes.
 
 Accuracy. The error is a few units in the last place times the condition number of exp at A, which is at least
@@ -24,13 +24,14 @@ max(1, ||A||); since float32 works in float64, float32 results are accurate to t
 from __future__ import annotations
 
 import math
-from typing import NamedTuple
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from shippo_ssm.actions._expm_kernels import NARROW, Operands, build_expm
+from shippo_ssm.actions._expm_kernels import NARROW, LaneScheme, Operands, build_expm
 from shippo_ssm.actions.kernels import batch_first, choose_kernel, launch_items
 from shippo_ssm.engine import LANES, allocate, launch, needs_torch
 
@@ -50,8 +51,6 @@ def largest_norm(degree: int, tolerance: float) -> float:
 # What a result rounded to float32 or less cannot see (1e-9) is a looser target than the unit roundoff of float64.
 SINGLE = Scheme(12, largest_norm(12, 1e-9))
 DOUBLE = Scheme(16, largest_norm(16, 2.0**-53))
-# The gradient of the compiled kernel keeps a result for every squaring.
-LARGEST_NORM = 1e5
 # Norms up to 1e7: the angle of a larger rotation has no digits behind the point in float32.
 MOST_SQUARINGS = 24
 # The compiled kernel computes small float32 exponentials in float32.
@@ -177,38 +176,39 @@ def check_square(op: str, name: str, matrix: Tensor) -> None:
         raise ValueError(f"{op}: `{name}` has dtype {matrix.dtype}; expected a floating or complex one; convert it with .to()")
 
 
-def kernel_scheme(dtype: str, arithmetic: str, width: int) -> Scheme:
+def kernel_scheme(dtype: str, arithmetic: str, width: int, largest: float = math.inf) -> LaneScheme:
     """The scheme of the compiled kernel for numbers of `dtype` that are computed in `arithmetic`."""
     if width <= NARROW:
-        return NARROW_DOUBLE if dtype == "float64" else NARROW_SINGLE
-    return DOUBLE if dtype == "float64" else ROUNDED if arithmetic == "float32" else SINGLE
+        scheme = NARROW_DOUBLE if dtype == "float64" else NARROW_SINGLE
+    else:
+        scheme = DOUBLE if dtype == "float64" else ROUNDED if arithmetic == "float32" else SINGLE
+    return LaneScheme(arithmetic, *scheme, largest)
+
+
+def to_do(count: int) -> np.ndarray:
+    """One for every block of `count` matrices."""
+    return np.ones(-(-count // LANES), np.int8)
+
+
+def launch_schemes(build: Callable, operands: Any, dtype: torch.dtype, width: int, backward: bool, **constants: Any) -> None:
+    """Run a kernel of exponentials: float32 matrices of moderate norm in their own precision, the rest in float64."""
+    name = str(dtype).removeprefix("torch.")
+    schemes = [kernel_scheme(name, "float64", width)]
+    if name == "float32":
+        # The errors of many values add up along a product of them; those of gradients do not.
+        schemes = [kernel_scheme(name, "float32", width, 8.0 if backward else 2.5), *schemes]
+    for scheme in schemes:
+        if operands.todo.any():
+            blocks = len(operands.todo)
+            launch(build, blocks, operands, dtype=name, width=width, scheme=scheme, backward=backward, **constants)
 
 
 def run_kernel(generator: Tensor, direction: Tensor | None) -> Tensor:
-    """exp(A) by the compiled kernel for `generator` A [.., P, P], or L(A^T, G) for the cotangent `direction` G.
-
-    float32 matrices of moderate norm are computed in their own precision, the rest in float64, and by `scale_and_square` those
-    whose norm is beyond all reason.
-    """
-    dtype, width = str(generator.dtype).removeprefix("torch."), generator.shape[-1]
-    tries = [("float64", LARGEST_NORM)]
-    if dtype == "float32":
-        # The errors of many values add up along a product of them; those of gradients do not.
-        tries = [("float32", 2.5 if direction is None else 8.0), *tries]
-    out = allocate(generator, generator.shape)
-    count = generator.numel() // (width * width)
-    todo = np.ones(-(-count // LANES), np.int8)
-    operands = Operands(generator, generator if direction is None else direction, out, todo, count)
-    for arithmetic, largest in tries:
-        scheme = kernel_scheme(dtype, arithmetic, width)
-        sizes = {"width": width, "degree": scheme.degree, "theta": scheme.theta, "largest": largest}
-        launch(build_expm, len(todo), operands, dtype=dtype, arithmetic=arithmetic, frechet=direction is not None, **sizes)
-        if not todo.any():
-            return out
-    left = torch.from_numpy(todo.repeat(LANES)[:count]).bool()
-    pulled = None if direction is None else direction.reshape(-1, width, width)[left]
-    matrices = generator.reshape(-1, width, width)[left]
-    out.view(-1, width, width)[left] = scale_and_square(matrices if direction is None else matrices.mT, pulled)
+    """exp(A) by the compiled kernel for `generator` A [.., P, P], or L(A^T, G) for the cotangent `direction` G."""
+    width, backward = generator.shape[-1], direction is not None
+    out, count = allocate(generator, generator.shape), generator.numel() // (width * width)
+    operands = Operands(generator, direction, out, to_do(count), count)
+    launch_schemes(build_expm, operands, generator.dtype, width, backward)
     return out
 
 

@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import math
 from abc import abstractmethod
+from collections.abc import Sequence
 from typing import final
 
 import torch
@@ -28,11 +29,12 @@ from torch import Tensor, nn
 from shippo_ssm._dtypes import compute_dtype
 from shippo_ssm._expect import expect_size
 from shippo_ssm._private import real_numbers, values_visible
+from shippo_ssm.actions._expm_kernels import FamilyOperands, build_family
 from shippo_ssm.actions._rotation_kernels import build_rotation
 from shippo_ssm.actions.base import Factor, Inline, RightAction, check_state, not_finite
-from shippo_ssm.actions.expm import check_square, expm
+from shippo_ssm.actions.expm import check_square, expm, launch_schemes, to_do
 from shippo_ssm.actions.factors import RankOne
-from shippo_ssm.actions.kernels import LARGEST_WIDTH, choose_kernel, coordinate_op
+from shippo_ssm.actions.kernels import LARGEST_WIDTH, Operands, choose_kernel, coordinate_op, in_blocks
 from shippo_ssm.actions.rotations import WIDTHS, rotation
 from shippo_ssm.actions.split import (
     apply_factors,
@@ -43,7 +45,10 @@ from shippo_ssm.actions.split import (
     split_op,
 )
 
-rotation_op = coordinate_op("rotation", build_rotation, rotation, ("rotation", lambda dtype, sizes: {}))
+rotation_op = coordinate_op("rotation", in_blocks(build_rotation), rotation, ("rotation", lambda dtype, sizes: {}))
+
+# What the diagonal coordinates of an exponential stand for, by the number that its op knows it by.
+DIAGONALS = ("softplus", "clamp")
 
 # Raw diagonal coordinate at which a split flow starts: softplus(-6) = 0.0025, so a unit step keeps 99.75 % of a column.
 START = -6.0
@@ -128,7 +133,10 @@ class Factored(RightAction):
     def inline(self) -> Inline | None:
         if self.p is not None or self.width > LARGEST_WIDTH:
             return None
-        return Inline("exponential" if isinstance(self, Exponential) else "split", self.sizes, bounded=self.bounded)
+        if isinstance(self, Orthogonal) and self.width in WIDTHS:
+            return Inline("rotation")
+        kind = "exponential" if isinstance(self, Exponential) else "split"
+        return Inline(kind, self.sizes, "clamp" if isinstance(self, Dissipative) else "softplus", self.bounded)
 
 
 @final
@@ -244,6 +252,37 @@ class SplitFlow(Factored):
         return torch.exp(-torch.asinh(0.5 * coef.abs()).sum(-1))[..., None, None]
 
 
+def decays(coords: Tensor, step: Tensor, num_diagonal: int) -> Tensor:
+    """`coefficients` with -step max(coords, 0) on the diagonal."""
+    dtype = compute_dtype(coords.dtype)
+    coords, step = coords.to(dtype), step.to(dtype).unsqueeze(-1)
+    # The gradient of a clamp is one at its edge, that of a relu zero.
+    return step * torch.cat([-coords[..., :num_diagonal].clamp_min(0.0), coords[..., num_diagonal:]], -1)
+
+
+def run_family(operands: Operands, width: int, facts: tuple[int, ...], backward: bool) -> None:
+    """exp(step A) or its gradient by the compiled kernel; the facts are the inline's: sizes, kind of diagonal, bounded."""
+    num_diagonals, num_rotations, num_shears, diagonal, bounded = facts
+    sizes = (num_diagonals, num_rotations, num_shears)
+    inline = Inline("exponential", sizes, DIAGONALS[diagonal], bool(bounded))
+    whole = FamilyOperands(*operands, to_do(operands.count))
+    launch_schemes(build_family, whole, operands.coords.dtype, width, backward, inline=inline)
+
+
+def family_formula(coords: Tensor, step: Tensor, width: int, facts: Sequence[int]) -> Tensor:
+    """exp(step A) in torch, differentiable to any order; see `run_family`."""
+    *sizes, diagonal, bounded = facts
+    if any(sizes):
+        weights = (coefficients, decays)[diagonal](coords, torch.ones_like(step), sizes[0])
+        basis = torch.stack([factor.generator.flatten() for factor in make_factors(width, sizes)])
+        coords = weights @ basis.to(weights)
+    matrix = coords.unflatten(-1, (width, width))
+    return expm((contracted(matrix) if bounded else matrix) * step[..., None, None], backend="torch")
+
+
+exponential_op = coordinate_op("exponential", run_family, family_formula, None)
+
+
 def contracted(generator: Tensor) -> Tensor:
     """A - mu I with mu >= 0 such that the symmetric part of the result has no positive eigenvalue, [.., P, P].
 
@@ -279,7 +318,15 @@ class Exponential(RightAction):
         return contracted(matrix) if self.bounded else matrix
 
     def dense(self, coords: Tensor, step: Tensor | float, *, backend: str = "auto") -> Tensor:
-        return expm(self._logarithm(coords, step), backend=backend).to(coords.dtype)
+        """R [.., P, P]; the arguments are those of `SplitFlow.dense`."""
+        step, inline, dtype = self.check(coords, step), self.inline, coords.dtype
+        coords = coords.to(compute_dtype(dtype))
+        if inline is None or choose_kernel(type(self).__name__, (coords, step), self.width, 1, backend) != "fused":
+            return expm(self._logarithm(coords, step), backend=backend).to(dtype)
+        shape = torch.broadcast_shapes(coords.shape[:-1], step.shape)
+        coords, step = coords.expand(*shape, -1), step.to(coords.dtype).expand(shape)
+        facts = (*inline.sizes, DIAGONALS.index(inline.diagonal), inline.bounded)
+        return exponential_op(coords, step, self.width, facts, "fused").to(dtype)
 
     def inverse(self, coords: Tensor, step: Tensor | float) -> Tensor:
         return expm(-self._logarithm(coords, step)).to(coords.dtype)
@@ -383,10 +430,6 @@ class Orthogonal(Factored, Exponential):
         return self.dense(-coords, step)
 
     @property
-    def inline(self) -> Inline | None:
-        return Inline("rotation") if self.width in WIDTHS else super().inline
-
-    @property
     def stable(self) -> bool:
         return True
 
@@ -415,15 +458,7 @@ class Dissipative(Factored, Exponential):
 
     def coefficients(self, coords: Tensor, step: Tensor) -> Tensor:
         """The coefficient of every factor [.., K]: step coords, and -step max(coords, 0) on the diagonal."""
-        dtype = compute_dtype(coords.dtype)
-        coords, step = coords.to(dtype), step.to(dtype).unsqueeze(-1)
-        # The gradient of a clamp is one at its edge, that of a relu zero.
-        return step * torch.cat([-coords[..., : self.width].clamp_min(0.0), coords[..., self.width :]], -1)
-
-    @property
-    def inline(self) -> Inline | None:
-        inline = super().inline
-        return None if inline is None else inline._replace(diagonal="clamp")
+        return decays(coords, step, self.width)
 
     def init_coordinates(self, memory_length: float | None = None) -> Tensor:
         return torch.zeros(self.num_coordinates)

@@ -105,11 +105,22 @@ class Operands(NamedTuple):
     count: int
 
 
+def in_blocks(build: Callable[..., Any]) -> Callable[..., None]:
+    """What a `coordinate_op` runs on a CPU, from a kernel for `Operands` in blocks of LANES items; `build` takes dtype, width,
+    sizes and backward."""
+
+    def run(operands: Operands, width: int, sizes: tuple[int, ...], backward: bool) -> None:
+        dtype = str(operands.coords.dtype).removeprefix("torch.")
+        launch(build, -(-operands.count // LANES), operands, dtype=dtype, width=width, sizes=sizes, backward=backward)
+
+    return run
+
+
 def coordinate_op(
     name: str,
-    build: Callable[..., Any],
+    run: Callable[..., None],
     formula: Callable[..., Tensor],
-    card: tuple[str, Callable[..., dict[str, Any]]],
+    card: tuple[str, Callable[..., dict[str, Any]]] | None,
 ) -> Callable[..., Tensor]:
     """right = op(coords, step, width, sizes, backend): a map from coordinates to matrices with a compiled value and gradient.
 
@@ -118,10 +129,10 @@ def coordinate_op(
 
     Args:
         name: of the torch op, below `shippo::`.
-        build: builder of a kernel for `Operands`, in blocks of LANES items, from dtype, width, sizes and backward. Forward it
-            fills `right`; backward it fills the gradients.
+        run: (operands, width, sizes, backward), on a CPU. Forward it fills `right`; backward it fills the gradients.
         formula: the same map in torch, differentiable to any order.
-        card: the name of the same map in `_triton_kernels.py`, and its constants from dtype and sizes.
+        card: the name of the same map in `_triton_kernels.py`, and its constants from dtype and sizes; `None` where there is
+            none.
 
     Returns:
         The op for coords [.., K] and step [..] with one leading shape; `sizes` are integers that mean something to all, and
@@ -129,6 +140,7 @@ def coordinate_op(
     """
 
     def run_card(coords: Tensor, step: Tensor, right: Tensor, sizes: Sequence[int], **more: Tensor | None) -> None:
+        assert card is not None
         kernel, constants = card
         operands = {"coords": coords, "step": step, "right": right, "cotangent": None, "d_coords": None, "d_step": None} | more
         chosen = constants(coords.dtype, sizes) | {"P": right.shape[-1], "BACKWARD": bool(more)}
@@ -140,9 +152,7 @@ def coordinate_op(
         if backend == "triton":
             run_card(coords, step, right, sizes)
             return right
-        count, dtype = step.numel(), str(coords.dtype).removeprefix("torch.")
-        operands = Operands(coords, step, right, None, None, None, count)
-        launch(build, -(-count // LANES), operands, dtype=dtype, width=width, sizes=tuple(sizes), backward=False)
+        run(Operands(coords, step, right, None, None, None, step.numel()), width, tuple(sizes), False)
         return right
 
     @torch.library.custom_op(f"shippo::{name}_backward", mutates_args=())
@@ -153,9 +163,8 @@ def coordinate_op(
         if backend == "triton":
             run_card(coords, step, right, sizes, cotangent=cotangent, d_coords=d_coords, d_step=d_step)
             return d_coords, d_step
-        count, dtype = step.numel(), str(coords.dtype).removeprefix("torch.")
-        operands = Operands(coords, step, right, cotangent, d_coords, d_step, count)
-        launch(build, -(-count // LANES), operands, dtype=dtype, width=right.shape[-1], sizes=tuple(sizes), backward=True)
+        operands = Operands(coords, step, right, cotangent, d_coords, d_step, step.numel())
+        run(operands, right.shape[-1], tuple(sizes), True)
         return d_coords, d_step
 
     @forward_op.register_fake

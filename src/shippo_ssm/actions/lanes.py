@@ -20,4 +20,4 @@ def right_lanes(dtype: str, width: int, inline: Inline) -> LaneMap:
         return rotation_lanes(dtype, width)
     if inline.kind == "split":
         return split_lanes(dtype, width, inline.sizes, inline.bounded)
-    return expm_lanes(dtype, width, *kernel_scheme(dtype, "float64", width), inline)
+    return expm_lanes(dtype, width, kernel_scheme(dtype, "float64", width), inline)

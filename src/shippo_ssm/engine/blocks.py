@@ -59,20 +59,25 @@ def block_reader(dtype: str, arithmetic: str, entries: int, order: Sequence[int]
     from numba import njit
 
     places = np.arange(entries) if order is None else np.array(order)
-    whole = entries % LANES == 0
 
     @simd(arithmetic, LANES)
     def read_block(emit: Any, array: Any, base: Any, w: Any, target: Any) -> None:
         outside = Emitter(emit.builder, dtype, LANES)
-        for chunk in range(0, entries - entries % LANES, LANES):
-            rows = [outside.load(array, emit.at(base, lane * entries + chunk), padded=True) for lane in range(LANES)]
-            for entry, vector in enumerate(transposed(emit, rows), chunk):
+        for chunk in range(0, entries, LANES):
+            count = min(LANES, entries - chunk)
+            if entries == 1:
+                columns = [outside.load(array, base, padded=True)]
+            else:
+                starts = [emit.at(base, lane * entries + chunk) for lane in range(LANES)]
+                columns = transposed(emit, [outside.load_part(array, start, count) for start in starts])[:count]
+            for entry, vector in enumerate(columns, chunk):
                 wide = vector if dtype == arithmetic else emit.builder.fpext(vector, emit.vector)
                 emit.store(w, emit.at(target, int(places[entry]) * LANES), wide, padded=True)
+            emit.forget()
 
     @njit(inline="always")
     def read(array, first, here, w, target):
-        if whole and here == LANES:
+        if here == LANES:
             read_block(array, first * entries, w, target)
         else:
             for entry in range(entries):
@@ -87,23 +92,26 @@ def block_writer(dtype: str, arithmetic: str, entries: int, raised: Sequence[int
     """write(w, source, array, first, here): the way back of a reader, one added to the entries that are `raised`."""
     from numba import njit
 
-    whole = entries % LANES == 0
     lifted, unit = np.isin(np.arange(entries), raised), np.dtype(arithmetic).type(1)
 
     @simd(arithmetic, LANES)
     def write_block(emit: Any, w: Any, source: Any, array: Any, base: Any) -> None:
         outside, one = Emitter(emit.builder, dtype, LANES), emit.constant(1.0)
-        for chunk in range(0, entries - entries % LANES, LANES):
-            rows = [emit.load(w, emit.at(source, entry * LANES), padded=True) for entry in range(chunk, chunk + LANES)]
-            rows = [emit.add(row, one) if entry in raised else row for entry, row in enumerate(rows, chunk)]
+        for chunk in range(0, entries, LANES):
+            count = min(LANES, entries - chunk)
+            columns = [emit.load(w, emit.at(source, entry * LANES), padded=True) for entry in range(chunk, chunk + count)]
+            columns = [emit.add(column, one) if entry in raised else column for entry, column in enumerate(columns, chunk)]
             if dtype != arithmetic:
-                rows = [emit.builder.fptrunc(row, outside.vector) for row in rows]
-            for lane, vector in enumerate(transposed(emit, rows)):
-                outside.store(array, emit.at(base, lane * entries + chunk), vector, padded=True)
+                columns = [emit.builder.fptrunc(column, outside.vector) for column in columns]
+            if entries == 1:
+                outside.store(array, base, columns[0], padded=True)
+                continue
+            for lane, vector in enumerate(transposed(emit, columns + columns[-1:] * (LANES - count))):
+                outside.store_part(array, emit.at(base, lane * entries + chunk), vector, count)
 
     @njit(inline="always")
     def write(w, source, array, first, here):
-        if whole and here == LANES:
+        if here == LANES:
             write_block(w, source, array, first * entries)
         else:
             for lane in range(here):

@@ -259,6 +259,16 @@ class Emitter:
         for lane in range(self._active):
             self._store(self.builder.extract_element(vector, self._lane(lane)), array, self.at(index, lane))
 
+    def load_part(self, array: Pointer, index: Any, count: int) -> Any:
+        """The `count` numbers of `array` from `index` on as first lanes; nothing is said about the others."""
+        part = self._load(self._ir.VectorType(self.scalar, count), array, index)
+        return part if count == self.lanes else self._shuffle(part, part, [min(lane, count - 1) for lane in range(self.lanes)])
+
+    def store_part(self, array: Pointer, index: Any, vector: Any, count: int) -> None:
+        """The first `count` lanes of `vector` to `array` from `index` on."""
+        part = vector if count == self.lanes else self._shuffle(vector, vector, list(range(count)))
+        self._store(part, array, index)
+
     def store_first(self, array: Pointer, index: Any, vector: Any) -> None:
         """array[index] = the first lane of `vector`."""
         self._store(self.builder.extract_element(vector, self._lane(0)), array, index)
@@ -286,6 +296,10 @@ class Emitter:
         hide = self._ir.FunctionType(self._ir.VoidType(), [copy.address.type])
         self.builder.asm(hide, "", "r,~{memory}", [copy.address], True)
         return copy, 0
+
+    def forget(self) -> None:
+        """Numbers that were stored are loaded again from here on: LLVM would keep more of them than there are registers."""
+        self.builder.asm(self._ir.FunctionType(self._ir.VoidType(), []), "", "~{memory}", [], True)
 
     def lane(self, vector: Any, lane: int) -> Any:
         """One lane of a vector, of any length, in every lane."""
