@@ -15,6 +15,8 @@ import numpy as np
 from shippo_ssm.engine.emitter import Emitter, simd
 
 LANES = 8
+# Blocks between a prefetch and its use: the processor's own prefetching ends with every page.
+AHEAD = 8
 
 
 class LaneMap(NamedTuple):
@@ -63,6 +65,7 @@ def block_reader(dtype: str, arithmetic: str, entries: int, order: Sequence[int]
     @simd(arithmetic, LANES)
     def read_block(emit: Any, array: Any, base: Any, w: Any, target: Any) -> None:
         outside = Emitter(emit.builder, dtype, LANES)
+        outside.prefetch(array, emit.at(base, AHEAD * LANES * entries), LANES * entries)
         for chunk in range(0, entries, LANES):
             count = min(LANES, entries - chunk)
             if entries == 1:
