@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from shippo_ssm.actions import DenseExp, Orthogonal, SplitFlow, expm
+from shippo_ssm.actions import DenseExp, Dissipative, Orthogonal, SplitFlow, Structured, expm
 from shippo_ssm.actions.kernels import choose_kernel
 
 # One width of each kind per dtype: whole vectors (P^2 a multiple of eight) and single numbers.
@@ -76,8 +76,11 @@ def test_expm_derivatives_of_first_and_second_order():
         (torch.float32, Orthogonal(4)),
         (torch.float64, Orthogonal(3)),
         (torch.float32, Orthogonal(2)),
+        (torch.float32, Dissipative(4)),
+        (torch.float64, Structured(3, bounded=True)),
+        (torch.float64, Orthogonal(5)),
     ],
-    ids=["split", "rank 1", "split, float64", "no diagonal", "orthogonal", "orthogonal, width 3", "orthogonal, width 2"],
+    ids=lambda case: f"{type(case).__name__} {case.width}" if hasattr(case, "width") else str(case),
 )
 def test_kernels_agree_with_torch(dtype, family):
     width = family.width
@@ -123,7 +126,9 @@ def test_split_product_at_large_angles_and_decays():
     assert (entries.diagonal(dim1=-2, dim2=-1) > 0).all()
 
 
-@pytest.mark.parametrize("flow", [SplitFlow(3), Orthogonal(3)], ids=["split", "orthogonal"])
+@pytest.mark.parametrize(
+    "flow", [SplitFlow(3), Orthogonal(3), Structured(3, bounded=True)], ids=["split", "orthogonal", "structured"]
+)
 def test_second_derivatives(flow):
     coords = torch.randn(2, flow.num_coordinates, dtype=torch.float64, requires_grad=True)
     step = torch.rand(2, dtype=torch.float64, requires_grad=True)
@@ -156,6 +161,8 @@ def test_ops_keep_their_contracts():
     torch.library.opcheck(torch.ops.shippo.split_flow.default, (coords, step, 4, [4, 6, 6], "fused"))
     turns = torch.randn(9, 6, requires_grad=True)
     torch.library.opcheck(torch.ops.shippo.rotation.default, (turns, step, 4, [], "fused"))
+    coords = torch.randn(9, 10, requires_grad=True)
+    torch.library.opcheck(torch.ops.shippo.exponential.default, (coords, step, 4, [4, 6, 0, 1, 0], "fused"))
 
 
 def test_compiles_without_a_graph_break():
