@@ -572,9 +572,9 @@ def wide_core(arithmetic: str, width: int, degree: int, tools: Tools) -> Core:
 
     @njit(inline="always")
     def powers(w):
-        set_product(w, 0, 0, high)
-        set_product(w, 0, high, high + slot)
-        set_product(w, high, high, fourth)
+        # A A, A A^2 and A^2 A^2 in a loop: every product that is written out has to be compiled.
+        for k in range(3):
+            set_product(w, high if k == 2 else 0, 0 if k == 0 else high, high + k * slot)
 
     @njit(inline="always")
     def value(w, target):
@@ -588,12 +588,9 @@ def wide_core(arithmetic: str, width: int, degree: int, tools: Tools) -> Core:
 
     @njit(inline="always")
     def derivative(w, cotangent, target):
-        set_product(w, 0, cotangent, tangents)
-        add_product(w, cotangent, 0, tangents)
-        set_product(w, 0, tangents, tangents + slot)
-        add_product(w, cotangent, high, tangents + slot)
-        set_product(w, high, tangents, fourth_tangent)
-        add_product(w, tangents, high, fourth_tangent)
+        for k in range(3):
+            set_product(w, high if k == 2 else 0, cotangent if k == 0 else tangents, tangents + k * slot)
+            add_product(w, tangents if k == 2 else cotangent, 0 if k == 0 else high, tangents + k * slot)
         total, other, tangent, spare = spare_at, spare_at + slot, tangent_at, tangent_at + slot
         five_terms(w, weights, degree - 4, 0, high, total)
         five_tangents(w, weights, degree - 4, cotangent, tangents, tangent)
