@@ -31,14 +31,14 @@ How fast the scan and the models are, beside what one would use instead and what
 
 _LIMITS = """## What holds it back on AVX2
 
-- **The scan at P = 4** is bound by arithmetic, not by memory, on a processor with two multiply-add units of eight lanes: with
+- **The scan at P = 4** is bound by arithmetic as much as by memory on two multiply-add units of eight lanes: counted, with
   N = 32 a forward cell is 64 vector multiply-adds for H R, 48 for decay, source and answer and about 32 for the exponentials,
   72 cycles at best, beside 356 bytes. That is as long as a copy of those bytes takes, so the roof asks for both at once with
   nothing lost. Other distances and levels of the prefetch, and blocks of groups whose states stay in the first cache, change
   nothing that could be measured.
 - **At P = 8** a product is two tiles of four columns; the same cell takes 352 vector multiply-adds, 176 cycles.
-- **bfloat16 operands** save bytes that the scan does not wait for. Their conversion is vectorised (a widening load and a shift,
-  a rounding by integer arithmetic), and its instructions come on top of a pass that is bound by instructions.
+- **bfloat16 operands** save bytes, not arithmetic. Their conversion is vectorised (a widening load and a shift,
+  a rounding by integer arithmetic), and its instructions come on top of those above.
 - **expm** writes its results through the caches: stores past them were tried, of half and of whole lines, and were slower.
 """
 
