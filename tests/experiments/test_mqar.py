@@ -81,6 +81,7 @@ def test_embedding_is_the_sum_of_what_an_event_has():
 def test_the_start_keeps_keys_from_values_and_answers_with_what_it_is_shown():
     config = MqarConfig(mixer="gru", n_layers=1)
     model, task = build_model(config, 10), config.task(10)
+    assert isinstance(model.embedding, EventEmbedding)
     others, values = model.embedding.table.weight[:-1].split([3 + task.num_keys + task.num_operations, WIDTH * MODULUS])
     assert not (others @ values.T).any()
     shown = torch.randint(MODULUS, (64, WIDTH), generator=torch.Generator().manual_seed(0))

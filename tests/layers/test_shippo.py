@@ -255,8 +255,9 @@ def test_spared_parameters_stay_float32_and_take_no_decay():
     assert len(spared["params"]) == len(names)
     assert len(decayed["params"]) == len(list(layer.parameters())) - len(names)
     *_, right, right_spared = weight_decay_groups(layer, 0.1, right_lr=1e-4)
-    assert right == {"params": [layer.controller.right_proj.weight], "weight_decay": 0.1, "lr": 1e-4}
-    assert right_spared == {"params": [layer.controller.right_bias], "weight_decay": 0.0, "lr": 1e-4}
+    weight, bias = layer.controller.right_parameters()
+    assert right == {"params": [weight], "weight_decay": 0.1, "lr": 1e-4}
+    assert right_spared == {"params": [bias], "weight_decay": 0.0, "lr": 1e-4}
     # Whatever replaces a parameter is marked again.
     assigned = Shippo(16, d_state=8, read_norm=True, device="meta")
     assigned.load_state_dict(layer.state_dict(), assign=True)

@@ -13,6 +13,7 @@ from torch import nn
 
 from shippo_ssm.layers import PAPER_START, weight_decay_groups
 from shippo_ssm.models import (
+    Heads,
     SequenceConfig,
     SequenceModel,
     load_checkpoint,
@@ -126,6 +127,8 @@ def test_checkpoints_refuse_what_they_do_not_know(tmp_path, monkeypatch):
 
 def test_classifiers_can_start_as_the_embedding():
     model = SequenceModel(dataclasses.replace(SMALL, head_init="embedding"))
+    assert isinstance(model.head, Heads)
+    assert isinstance(model.embedding, torch.nn.Embedding)
     assert torch.equal(model.head.proj.weight, model.embedding.weight * SMALL.d_model**-0.5)
     for other in ({"num_outputs": 2}, {"num_classes": 3}, {"vocab_size": None}):
         with pytest.raises(ValueError, match="answers that are tokens"):
