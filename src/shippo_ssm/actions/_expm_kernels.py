@@ -58,15 +58,9 @@ class Operands(NamedTuple):
 
 
 class FamilyOperands(NamedTuple):
-    """`kernels.Operands` of a family, and `todo`."""
+    """`kernels.Operands`, and `todo`."""
 
-    coords: Any
-    step: Any
-    right: Any
-    cotangent: Any
-    d_coords: Any
-    d_step: Any
-    count: int
+    given: Any
     todo: Any
 
 
@@ -115,7 +109,7 @@ def build_family(dtype: str, width: int, scheme: LaneScheme, inline: Inline, bac
     read_direction = block_reader(dtype, arithmetic, size)
 
     def kernel(operands, start, stop):
-        coords, step, right, cotangent, d_coords, d_step, count, todo = operands
+        (coords, step, right, cotangent, d_coords, d_step, count), todo = operands
         w = np.zeros(scratch, element)
         for block in range(start, stop):
             if todo[block] == 0:

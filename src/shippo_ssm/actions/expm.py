@@ -185,30 +185,29 @@ def kernel_scheme(dtype: str, arithmetic: str, width: int, largest: float = math
     return LaneScheme(arithmetic, *scheme, largest)
 
 
-def to_do(count: int) -> np.ndarray:
-    """One for every block of `count` matrices."""
-    return np.ones(-(-count // LANES), np.int8)
+def to_do(blocks: int) -> np.ndarray:
+    """One for every block of LANES matrices."""
+    return np.ones(blocks, np.int8)
 
 
-def launch_schemes(build: Callable, operands: Any, dtype: torch.dtype, width: int, backward: bool, **constants: Any) -> None:
+def launch_schemes(build: Callable, operands: Any, *, dtype: str, width: int, backward: bool, **constants: Any) -> None:
     """Run a kernel of exponentials: float32 matrices of moderate norm in their own precision, the rest in float64."""
-    name = str(dtype).removeprefix("torch.")
-    schemes = [kernel_scheme(name, "float64", width)]
-    if name == "float32":
+    schemes = [kernel_scheme(dtype, "float64", width)]
+    if dtype == "float32":
         # The errors of many values add up along a product of them; those of gradients do not.
-        schemes = [kernel_scheme(name, "float32", width, 8.0 if backward else 2.5), *schemes]
+        schemes = [kernel_scheme(dtype, "float32", width, 8.0 if backward else 2.5), *schemes]
     for scheme in schemes:
         if operands.todo.any():
             blocks = len(operands.todo)
-            launch(build, blocks, operands, dtype=name, width=width, scheme=scheme, backward=backward, **constants)
+            launch(build, blocks, operands, dtype=dtype, width=width, scheme=scheme, backward=backward, **constants)
 
 
 def run_kernel(generator: Tensor, direction: Tensor | None) -> Tensor:
     """exp(A) by the compiled kernel for `generator` A [.., P, P], or L(A^T, G) for the cotangent `direction` G."""
-    width, backward = generator.shape[-1], direction is not None
+    width, dtype = generator.shape[-1], str(generator.dtype).removeprefix("torch.")
     out, count = allocate(generator, generator.shape), generator.numel() // (width * width)
-    operands = Operands(generator, direction, out, to_do(count), count)
-    launch_schemes(build_expm, operands, generator.dtype, width, backward)
+    operands = Operands(generator, direction, out, to_do(-(-count // LANES)), count)
+    launch_schemes(build_expm, operands, dtype=dtype, width=width, backward=direction is not None)
     return out
 
 

@@ -21,7 +21,8 @@ from __future__ import annotations
 import math
 from abc import abstractmethod
 from collections.abc import Sequence
-from typing import final
+from functools import partial
+from typing import Any, final
 
 import torch
 from torch import Tensor, nn
@@ -34,7 +35,7 @@ from shippo_ssm.actions._rotation_kernels import build_rotation
 from shippo_ssm.actions.base import Factor, Inline, RightAction, check_state, not_finite
 from shippo_ssm.actions.expm import check_square, expm, launch_schemes, to_do
 from shippo_ssm.actions.factors import RankOne
-from shippo_ssm.actions.kernels import LARGEST_WIDTH, Operands, choose_kernel, coordinate_op, in_blocks
+from shippo_ssm.actions.kernels import LARGEST_WIDTH, Operands, choose_kernel, coordinate_op
 from shippo_ssm.actions.rotations import WIDTHS, rotation
 from shippo_ssm.actions.split import (
     apply_factors,
@@ -44,8 +45,9 @@ from shippo_ssm.actions.split import (
     make_factors,
     split_op,
 )
+from shippo_ssm.engine import launch
 
-rotation_op = coordinate_op("rotation", in_blocks(build_rotation), rotation, ("rotation", lambda dtype, sizes: {}))
+rotation_op = coordinate_op("rotation", partial(launch, build_rotation), rotation, ("rotation", lambda dtype, sizes: {}))
 
 # What the diagonal coordinates of an exponential stand for, by the number that its op knows it by.
 DIAGONALS = ("softplus", "clamp")
@@ -260,21 +262,19 @@ def decays(coords: Tensor, step: Tensor, num_diagonal: int) -> Tensor:
     return step * torch.cat([-coords[..., :num_diagonal].clamp_min(0.0), coords[..., num_diagonal:]], -1)
 
 
-def run_family(operands: Operands, width: int, facts: tuple[int, ...], backward: bool) -> None:
-    """exp(step A) or its gradient by the compiled kernel; the facts are the inline's: sizes, kind of diagonal, bounded."""
-    num_diagonals, num_rotations, num_shears, diagonal, bounded = facts
-    sizes = (num_diagonals, num_rotations, num_shears)
-    inline = Inline("exponential", sizes, DIAGONALS[diagonal], bool(bounded))
-    whole = FamilyOperands(*operands, to_do(operands.count))
-    launch_schemes(build_family, whole, operands.coords.dtype, width, backward, inline=inline)
+def run_family(blocks: int, operands: Operands, *, sizes: tuple[int, ...], **constants: Any) -> None:
+    """exp(step A) or its gradient by the compiled kernel; the `sizes` are the inline's, its kind of diagonal, and bounded."""
+    *counts, diagonal, bounded = sizes
+    inline = Inline("exponential", tuple(counts), DIAGONALS[diagonal], bool(bounded))
+    launch_schemes(build_family, FamilyOperands(operands, to_do(blocks)), inline=inline, **constants)
 
 
-def family_formula(coords: Tensor, step: Tensor, width: int, facts: Sequence[int]) -> Tensor:
+def family_formula(coords: Tensor, step: Tensor, width: int, sizes: Sequence[int]) -> Tensor:
     """exp(step A) in torch, differentiable to any order; see `run_family`."""
-    *sizes, diagonal, bounded = facts
-    if any(sizes):
-        weights = (coefficients, decays)[diagonal](coords, torch.ones_like(step), sizes[0])
-        basis = torch.stack([factor.generator.flatten() for factor in make_factors(width, sizes)])
+    *counts, diagonal, bounded = sizes
+    if any(counts):
+        weights = (coefficients, decays)[diagonal](coords, torch.ones_like(step), counts[0])
+        basis = torch.stack([factor.generator.flatten() for factor in make_factors(width, counts)])
         coords = weights @ basis.to(weights)
     matrix = coords.unflatten(-1, (width, width))
     return expm((contracted(matrix) if bounded else matrix) * step[..., None, None], backend="torch")

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from shippo_ssm.engine import LANES, Config, allocate, card_obstacle, launch, launch_card, needs_torch
+from shippo_ssm.engine import LANES, Config, allocate, card_obstacle, launch_card, needs_torch
 
 BACKENDS = ("auto", "torch", "fused", "triton")
 # From this many items on, "auto" takes the compiled kernel: for a handful of matrices compilation does not pay.
@@ -105,17 +105,6 @@ class Operands(NamedTuple):
     count: int
 
 
-def in_blocks(build: Callable[..., Any]) -> Callable[..., None]:
-    """What a `coordinate_op` runs on a CPU, from a kernel for `Operands` in blocks of LANES items; `build` takes dtype, width,
-    sizes and backward."""
-
-    def run(operands: Operands, width: int, sizes: tuple[int, ...], backward: bool) -> None:
-        dtype = str(operands.coords.dtype).removeprefix("torch.")
-        launch(build, -(-operands.count // LANES), operands, dtype=dtype, width=width, sizes=sizes, backward=backward)
-
-    return run
-
-
 def coordinate_op(
     name: str,
     run: Callable[..., None],
@@ -129,7 +118,8 @@ def coordinate_op(
 
     Args:
         name: of the torch op, below `shippo::`.
-        run: (operands, width, sizes, backward), on a CPU. Forward it fills `right`; backward it fills the gradients.
+        run: `launch` for a builder, on a CPU: called with the number of blocks of LANES items, `Operands`, and dtype, width,
+            sizes and backward by name. Forward it fills `right`; backward it fills the gradients.
         formula: the same map in torch, differentiable to any order.
         card: the name of the same map in `_triton_kernels.py`, and its constants from dtype and sizes; `None` where there is
             none.
@@ -152,7 +142,9 @@ def coordinate_op(
         if backend == "triton":
             run_card(coords, step, right, sizes)
             return right
-        run(Operands(coords, step, right, None, None, None, step.numel()), width, tuple(sizes), False)
+        count, dtype = step.numel(), str(coords.dtype).removeprefix("torch.")
+        operands = Operands(coords, step, right, None, None, None, count)
+        run(-(-count // LANES), operands, dtype=dtype, width=width, sizes=tuple(sizes), backward=False)
         return right
 
     @torch.library.custom_op(f"shippo::{name}_backward", mutates_args=())
@@ -163,8 +155,9 @@ def coordinate_op(
         if backend == "triton":
             run_card(coords, step, right, sizes, cotangent=cotangent, d_coords=d_coords, d_step=d_step)
             return d_coords, d_step
-        operands = Operands(coords, step, right, cotangent, d_coords, d_step, step.numel())
-        run(operands, right.shape[-1], tuple(sizes), True)
+        count, dtype = step.numel(), str(coords.dtype).removeprefix("torch.")
+        operands = Operands(coords, step, right, cotangent, d_coords, d_step, count)
+        run(-(-count // LANES), operands, dtype=dtype, width=right.shape[-1], sizes=tuple(sizes), backward=True)
         return d_coords, d_step
 
     @forward_op.register_fake

@@ -10,6 +10,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Iterable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -20,7 +21,8 @@ from shippo_ssm._dtypes import compute_dtype
 from shippo_ssm.actions._split_kernels import build_split
 from shippo_ssm.actions.base import Factor
 from shippo_ssm.actions.factors import Diagonal, Rotation, Shear
-from shippo_ssm.actions.kernels import coordinate_op, in_blocks
+from shippo_ssm.actions.kernels import coordinate_op
+from shippo_ssm.engine import launch
 
 
 def channel_pairs(width: int) -> list[tuple[int, int]]:
@@ -73,4 +75,4 @@ def _card_constants(dtype: torch.dtype, sizes: Sequence[int]) -> dict[str, Any]:
     return names | {"LIMIT": largest_decay(dtype), "TERMS": 8 if dtype == torch.float32 else 18}
 
 
-split_op = coordinate_op("split_flow", in_blocks(build_split), split_product, ("split", _card_constants))
+split_op = coordinate_op("split_flow", partial(launch, build_split), split_product, ("split", _card_constants))

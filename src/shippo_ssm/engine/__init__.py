@@ -7,8 +7,8 @@ from shippo_ssm.engine.blocks import LANES, LaneMap, block_reader, block_writer,
 from shippo_ssm.engine.card import Config, card_obstacle, interpreted, launch_card, packs
 from shippo_ssm.engine.compiler import cache_directory
 from shippo_ssm.engine.emitter import Emitter, Pointer, Variable, register_lanes, simd, simd_lanes, tile_columns
-from shippo_ssm.engine.memory import allocate, recycled
-from shippo_ssm.engine.run import launch, launch_integers, needs_torch, parallel_for
+from shippo_ssm.engine.memory import recycled
+from shippo_ssm.engine.run import allocate, launch, launch_integers, needs_torch, parallel_for
 
 __all__ = [
     "LANES",

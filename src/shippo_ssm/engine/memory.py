@@ -7,29 +7,15 @@ the next step asks for.
 
 from __future__ import annotations
 
-import math
 import os
 import weakref
 from collections import deque
 
 import numpy as np
-import torch
-
-# Bytes from which results are recycled: smaller ones come from the allocator's own stock.
-_LARGE = 1 << 20
 
 # Blocks that nobody holds, the longest waiting first. One call at a time changes the list, so it needs no lock: an array can
 # die inside any line, also of this file.
 _idle: deque[np.ndarray] = deque()
-
-
-def allocate(like: torch.Tensor, shape: tuple[int, ...], dtype: torch.dtype | None = None) -> torch.Tensor:
-    """`like.new_empty(shape)`, in recycled memory where it is large and lies in the memory of a CPU."""
-    dtype = dtype or like.dtype
-    num_bytes = math.prod(shape) * dtype.itemsize
-    if like.device.type != "cpu" or num_bytes < _LARGE:
-        return like.new_empty(shape, dtype=dtype)
-    return torch.from_numpy(recycled(num_bytes)).view(dtype).view(shape)
 
 
 def recycled(num_bytes: int) -> np.ndarray:

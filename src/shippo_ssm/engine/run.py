@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import math
 import os
 import threading
 from collections.abc import Callable
@@ -20,6 +21,10 @@ import torch
 from torch.autograd import forward_ad
 
 from shippo_ssm.engine.compiler import compile_kernel
+from shippo_ssm.engine.memory import recycled
+
+# Bytes from which results are recycled: smaller ones come from the allocator's own stock.
+_LARGE = 1 << 20
 
 # Slices handed out per thread: enough that a core taken away by another process does not hold up the whole call.
 _SLICES_PER_THREAD = 4
@@ -115,6 +120,15 @@ def _compiled(key: tuple, builder: Callable, kinds: list[Any], constants: dict[s
         if kernel is None:
             kernel = _kernels[key] = compile_kernel(builder, tuple(kinds), constants)
         return kernel
+
+
+def allocate(like: torch.Tensor, shape: tuple[int, ...], dtype: torch.dtype | None = None) -> torch.Tensor:
+    """`like.new_empty(shape)`, in recycled memory where it is large and lies in the memory of a CPU."""
+    dtype = dtype or like.dtype
+    num_bytes = math.prod(shape) * dtype.itemsize
+    if like.device.type != "cpu" or num_bytes < _LARGE:
+        return like.new_empty(shape, dtype=dtype)
+    return torch.from_numpy(recycled(num_bytes)).view(dtype).view(shape)
 
 
 def parallel_for(n: int, body: Callable[[int, int], None]) -> None:
