@@ -264,8 +264,8 @@ def decays(coords: Tensor, step: Tensor, num_diagonal: int) -> Tensor:
 
 def run_family(blocks: int, operands: Operands, *, sizes: tuple[int, ...], **constants: Any) -> None:
     """exp(step A) or its gradient by the compiled kernel; the `sizes` are the inline's, its kind of diagonal, and bounded."""
-    *counts, diagonal, bounded = sizes
-    inline = Inline("exponential", tuple(counts), DIAGONALS[diagonal], bool(bounded))
+    diagonals, rotations, shears, diagonal, bounded = sizes
+    inline = Inline("exponential", (diagonals, rotations, shears), DIAGONALS[diagonal], bool(bounded))
     launch_schemes(build_family, FamilyOperands(operands, to_do(blocks)), inline=inline, **constants)
 
 
