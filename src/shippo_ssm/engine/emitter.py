@@ -140,6 +140,10 @@ class Emitter:
         """A vector with `value` in every lane."""
         return self._ir.Constant(self.vector, [float(np.dtype(self.dtype).type(value))] * self.lanes)
 
+    def unit(self, lane: int) -> Any:
+        """A vector with one in `lane` and zero in the others."""
+        return self._ir.Constant(self.vector, [float(other == lane) for other in range(self.lanes)])
+
     def variable(self) -> Variable:
         """A vector variable that starts at zero."""
         return Variable(self, self.constant(0.0))
@@ -394,6 +398,10 @@ class Emitter:
             low, high = list(range(width)), list(range(width, 2 * width))
             vector = self.builder.fadd(self._shuffle(vector, vector, low), self._shuffle(vector, vector, high))
         return vector
+
+    def total(self, vector: Any) -> Any:
+        """The sum of all lanes, in every lane."""
+        return self.lane(self.fold(vector, 1), 0)
 
     def store_sums(self, array: Pointer, index: Any, vectors: Sequence[Any], *, streamed: bool = False) -> None:
         """array[index + i] = sum over the lanes of vectors[i]; `streamed` as in `store`, four at a time."""

@@ -49,6 +49,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from shippo_ssm.engine import LANES, Emitter, Pointer, register_lanes, simd, simd_lanes, tile_columns, transposed
+from shippo_ssm.scan._frame_kernels import Frame, enter, leave, meet, regauge, settle, slack_limit, turn_back
 from shippo_ssm.scan.algebra import Recurrence
 
 __all__ = [
@@ -89,6 +90,8 @@ class Case(NamedTuple):
     """`padded_order`."""
     streamed: bool = False
     """Whether gradients go past the caches."""
+    framed: bool = False
+    """Whether chunks of rotations are run in the moving frame (`_frame_kernels.py`)."""
 
 
 class Items(NamedTuple):
@@ -162,9 +165,11 @@ class Adjoint(NamedTuple):
 
 
 class Place(NamedTuple):
-    """Where one position of one group stands: token and drift row of the operands, old state, decay, adjoint, slope."""
+    """Where one position of one group stands: token of the operands, row of value, seen and dy (the token, but in a frame),
+    drift row, old state, decay, adjoint, slope."""
 
     u: Any
+    v: Any
     d: Any
     old: Any
     a: Any
@@ -180,8 +185,12 @@ def padded_order(dtype: str, order: int) -> int:
 
 def build_forward(case: Case) -> Any:
     """The forward kernel: y, the final states and, unless `checkpoints` is empty, the state before every chunk."""
-    advance, decay = _advance(case, has_output=True), _decay(case)
-    order, width, row, chunk, varying = case.order, case.width, case.row, case.chunk, case.varying
+    advance, decay = _advance(case, answers=True, replays=False), _decay(case)
+    glide = _advance(case._replace(has_right=False), answers=True, replays=False)
+    enter_frame, settle_frame, leave_frame = enter(case, replays=False), settle(case), leave(case, 1)
+    move_out = regauge(case, back=False)
+    order, width, row, chunk, varying, rank = case.order, case.width, case.row, case.chunk, case.varying, case.rank
+    framed, limit, area = case.framed, slack_limit(case.dtype), case.width**2
     tiled = width > tile_columns(case.dtype, simd_lanes(case.dtype, order))
     size = width * row
     element = np.dtype(case.dtype).type
@@ -195,11 +204,32 @@ def build_forward(case: Case) -> Any:
         states = np.empty(block * size + other, element)
         decays = np.empty(block * row, element)
         scratch = Chunk(states, decays)
+        room, none = block * chunk * framed, np.empty(0, element)
+        frame = Frame(
+            turns=np.zeros((room + block * framed) * area, element),
+            value=np.empty(room * rank * width, element),
+            seen=np.empty(room * rank * width, element),
+            dy=none,
+            y=np.empty(room * width, element),
+            dvalue=none,
+            dseen=none,
+            meeting=none,
+            product=np.empty(area, element),
+            slack=np.empty(block, element),
+        )
+        turning = np.zeros(block, np.bool_)
+        if framed:
+            for i in range(block * width):
+                frame.turns[i // width * area + i % width * (width + 1)] = 1
+        inside = Recurrence(
+            frame.value, recurrence.write, recurrence.read, recurrence.step, recurrence.drift, recurrence.right, frame.seen
+        )
         for item in range(start, stop):
             sequence, first = item // num_blocks, item % num_blocks * block
             count = min(block, groups - first)
             begin, end = bounds[sequence], bounds[sequence + 1]
             corner = (sequence * groups + first) * order * width
+            turning[:] = framed
             states[:] = 0
             if initial.size:
                 for g in range(count):
@@ -211,13 +241,33 @@ def build_forward(case: Case) -> Any:
                 if checkpoints.size:
                     kept = ((first_chunk[sequence] + (low - begin) // chunk) * groups + first) * size
                     checkpoints[kept : kept + count * size] = states[old : old + count * size]
-                for t in range(low, min(low + chunk, end)):
-                    u = t * groups + first
+                high = min(low + chunk, end)
+                if framed:
+                    frame.slack[:] = 0
+                    for t in range(low, high):
+                        for g in range(count):
+                            if turning[g]:
+                                s = (t - low) * block + g
+                                enter_frame(frame, s, s + block, g, recurrence, t * groups + first + g, y)
+                    for g in range(count):
+                        if turning[g]:
+                            settle_frame(frame, (high - low) * block + g, g)
+                            turning[g] = frame.slack[g] <= limit
+                for t in range(low, high):
+                    u, s = t * groups + first, (t - low) * block
                     for g in range(count):
                         decay(recurrence, u + g, u + g if varying else first + g, decays, g * row)
                     for g in range(count):
-                        advance(scratch, old + g * size, new + g * size, g * row, recurrence, u + g, ahead, y, y)
+                        h, k = old + g * size, new + g * size
+                        if turning[g]:
+                            glide(scratch, h, k, g * row, inside, u + g, s + g, ahead, frame.y, y, y)
+                            leave_frame(frame, frame.y, s + g, s + g + block, y, u + g)
+                        else:
+                            advance(scratch, h, k, g * row, recurrence, u + g, u + g, ahead, y, y, y)
                     old, new = new, old
+                for g in range(count):
+                    if turning[g]:
+                        move_out(states, old + g * size, frame, (high - low) * block + g)
             for g in range(count):
                 for n in range(order):
                     for p in range(width):
@@ -228,8 +278,13 @@ def build_forward(case: Case) -> Any:
 
 def build_backward(case: Case) -> Any:
     """The backward kernel: gradients of every operand; a constant drift's is left as one partial per sequence."""
-    advance, retreat, decay = _advance(case, has_output=False), _retreat(case), _decay(case)
-    order, width, row, chunk, varying = case.order, case.width, case.row, case.chunk, case.varying
+    advance, retreat, decay = _advance(case, answers=False, replays=True), _retreat(case), _decay(case)
+    plain = case._replace(has_right=False)
+    glide, glide_back = _advance(plain, answers=True, replays=True), _retreat(plain)
+    enter_frame, settle_frame, leave_frame = enter(case, replays=True), settle(case), leave(case, case.rank)
+    move_in, meet_frame, turn_frame_back = regauge(case, back=True), meet(case), turn_back(case)
+    order, width, row, chunk, varying, rank = case.order, case.width, case.row, case.chunk, case.varying, case.rank
+    framed, limit, area, has_seen = case.framed, slack_limit(case.dtype), case.width**2, case.has_seen
     size = width * row
     element = np.dtype(case.dtype).type
 
@@ -243,11 +298,35 @@ def build_backward(case: Case) -> Any:
         adjoint = np.empty(block * size, element)
         slopes = np.empty(block * row, element)
         scratch, adjoints = Chunk(states, decays), Adjoint(adjoint, np.empty(2 * size, element), slopes)
+        room = block * chunk * framed
+        frame = Frame(
+            turns=np.zeros((room + block * framed) * area, element),
+            value=np.empty(room * rank * width, element),
+            seen=np.empty(room * rank * width, element),
+            dy=np.empty(room * width, element),
+            y=np.empty(room * width, element),
+            dvalue=np.empty(room * rank * width, element),
+            dseen=np.empty(room * rank * width, element),
+            meeting=np.empty(block * area, element),
+            product=np.empty(area, element),
+            slack=np.empty(block, element),
+        )
+        turning = np.zeros(block, np.bool_)
+        if framed:
+            for i in range(block * width):
+                frame.turns[i // width * area + i % width * (width + 1)] = 1
+        inside = Recurrence(
+            frame.value, recurrence.write, recurrence.read, recurrence.step, recurrence.drift, recurrence.right, frame.seen
+        )
+        dinside = Recurrence(
+            frame.dvalue, gradient.write, gradient.read, gradient.step, gradient.drift, gradient.right, frame.dseen
+        )
         for item in range(start, stop):
             sequence, first = item // num_blocks, item % num_blocks * block
             count = min(block, groups - first)
             begin, end = bounds[sequence], bounds[sequence + 1]
             corner = (sequence * groups + first) * order * width
+            turning[:] = framed
             adjoint[:] = 0
             if dfinal.size:
                 for g in range(count):
@@ -258,13 +337,32 @@ def build_backward(case: Case) -> Any:
                 low, high = begin + k * chunk, min(begin + k * chunk + chunk, end)
                 kept = ((first_chunk[sequence] + k) * groups + first) * size
                 states[: count * size] = checkpoints[kept : kept + count * size]
+                if framed:
+                    frame.slack[:] = 0
+                    for t in range(low, high):
+                        for g in range(count):
+                            if turning[g]:
+                                s = (t - low) * block + g
+                                enter_frame(frame, s, s + block, g, recurrence, t * groups + first + g, dy)
+                    for g in range(count):
+                        if turning[g]:
+                            settle_frame(frame, (high - low) * block + g, g)
+                            turning[g] = frame.slack[g] <= limit
                 for t in range(low, high):
                     u, s = t * groups + first, (t - low) * block
                     for g in range(count):
                         decay(recurrence, u + g, u + g if varying else first + g, decays, (s + g) * row)
                     for g in range(count):
-                        old, new = (s + g) * size, (s + g + block) * size
-                        advance(scratch, old, new, (s + g) * row, recurrence, u + g, ahead, dy, dread)
+                        old, new, a = (s + g) * size, (s + g + block) * size, (s + g) * row
+                        if turning[g]:
+                            glide(scratch, old, new, a, inside, u + g, s + g, ahead, frame.y, frame.dy, dread)
+                        else:
+                            advance(scratch, old, new, a, recurrence, u + g, u + g, ahead, dy, dy, dread)
+                for g in range(count):
+                    if turning[g]:
+                        s = (high - low) * block + g
+                        move_in(adjoint, g * size, frame, s)
+                        meet_frame(states, s * size, adjoint, g * size, frame, g)
                 # A chunk's share of the drift gradient is summed apart, so that long sequences lose no digits.
                 slopes[:] = 0
                 for t in range(high - 1, low - 1, -1):
@@ -272,8 +370,16 @@ def build_backward(case: Case) -> Any:
                         u = t * groups + first + g
                         s = (t - low) * block + g
                         d = u if varying else first + g
-                        place = Place(u=u, d=d, old=s * size, a=s * row, s=g * size, k=g * row)
-                        retreat(place, scratch, adjoints, recurrence, dy, gradient)
+                        if turning[g]:
+                            place = Place(u=u, v=s, d=d, old=s * size, a=s * row, s=g * size, k=g * row)
+                            glide_back(place, scratch, adjoints, inside, frame.dy, dinside)
+                            leave_frame(frame, frame.dvalue, s, s + block, gradient.value, u)
+                            if has_seen:
+                                leave_frame(frame, frame.dseen, s, s + block, gradient.seen, u)
+                            turn_frame_back(frame, s, s + block, g, gradient.right, u)
+                        else:
+                            place = Place(u=u, v=u, d=d, old=s * size, a=s * row, s=g * size, k=g * row)
+                            retreat(place, scratch, adjoints, recurrence, dy, gradient)
                 if not varying:
                     for g in range(count):
                         for n in range(order):
@@ -368,9 +474,12 @@ def _decay(case: Case) -> Any:
     return decay
 
 
-def _advance(case: Case, has_output: bool) -> Any:
-    """One position of one group: the state at `old` gives the state at `new`, and y, or in the backward pass dread."""
-    _, order, width, rank, has_right, has_seen, _, _, row, streamed = case
+def _advance(case: Case, *, answers: bool, replays: bool) -> Any:
+    """One position of one group: the state at `old` gives the state at `new`; y if it `answers`, dread if it `replays`.
+
+    Rows of value, seen, y and dy are those of `v`, which is the token `u` outside of a frame.
+    """
+    _, order, width, rank, has_right, has_seen, _, _, row, streamed, _ = case
     lanes = simd_lanes(case.dtype, order)
     columns = tile_columns(case.dtype, lanes)
 
@@ -383,8 +492,10 @@ def _advance(case: Case, has_output: bool) -> Any:
         a: Any,
         recurrence: Pointers,
         u: Any,
+        v: Any,
         ahead: Any,
-        answer: Pointer,
+        y: Pointer,
+        dy: Pointer,
         dread: Pointer,
     ) -> None:
         value, write, read, _, _, right, seen = recurrence
@@ -392,13 +503,13 @@ def _advance(case: Case, has_output: bool) -> Any:
         # Blocks of groups leave gaps between positions that the processor's own prefetching does not jump over.
         for array, length in ((write, rank * order), (read, order), (right, has_right * width**2)):
             emit.prefetch(array, emit.times(emit.at(u, ahead), length), length)
-        sources = emit.times(u, rank * width)
+        sources = emit.times(v, rank * width)
         value, first = emit.widened(value, sources, rank * width)
         if has_right:
             right, matrix = emit.widened(right, emit.times(u, width * width), width * width)
         cotangents, own = [], []
-        if not has_output:
-            (cotangents,) = _splats(emit, *emit.widened(answer, emit.times(u, width), width), 1, width)
+        if replays:
+            (cotangents,) = _splats(emit, *emit.widened(dy, emit.times(v, width), width), 1, width)
             if has_seen:
                 own = [emit.dot(line, cotangents) for line in _splats(emit, seen, sources, rank, width)]
 
@@ -413,8 +524,8 @@ def _advance(case: Case, has_output: bool) -> Any:
 
         for q, count in emit.strips(width, columns):
             values = [_splats(emit, value, emit.at(first, q, r * width), 1, count)[0] for r in range(rank)]
-            outputs = [emit.variable() for _ in range(count * has_output)]
-            overlaps = [emit.variable() for _ in range(rank * (has_seen and has_output))]
+            outputs = [emit.variable() for _ in range(count * answers)]
+            overlaps = [emit.variable() for _ in range(rank * (has_seen and answers))]
             for n in emit.blocks(order):
                 left = emit.load(decays, emit.at(a, n), padded=True)
                 if has_right:
@@ -429,21 +540,21 @@ def _advance(case: Case, has_output: bool) -> Any:
                 for p, h in enumerate(state):
                     emit.store(states, emit.at(new, n, emit.times(emit.at(q, p), row)), h, padded=True)
                 shown = moved if has_seen else state
-                if has_output:
+                if answers:
                     readout = emit.load(read, emit.at(emit.times(u, order), n))
                     for output, h in zip(outputs, shown):
                         output.set(emit.fma(readout, h, output.get()))
                     for overlap, where in zip(overlaps, wheres):
                         overlap.set(emit.fma(readout, where, overlap.get()))
-                elif count == width:
+                if replays and count == width:
                     store_dread(n, shown, wheres)
             for r, overlap in enumerate(overlaps):
                 for p, output in enumerate(outputs):
                     shown = emit.splat(seen, emit.at(sources, q, r * width + p))
                     output.set(emit.fma(overlap.get(), shown, output.get()))
-            if has_output:
-                emit.store_sums(answer, emit.at(emit.times(u, width), q), [output.get() for output in outputs])
-        if not has_output and width > columns:
+            if answers:
+                emit.store_sums(y, emit.at(emit.times(v, width), q), [output.get() for output in outputs])
+        if replays and width > columns:
             for n in emit.blocks(order):
                 rows, wheres = _rows(emit, states, emit.at(new, n), width, row), load_wheres(n)
                 if has_seen:
@@ -457,7 +568,7 @@ def _advance(case: Case, has_output: bool) -> Any:
 
 def _retreat(case: Case) -> Any:
     """One position of one group, backwards: the adjoint at `s` of the new state becomes that of the old one."""
-    dtype, order, width, rank, has_right, has_seen, varying, _, row, streamed = case
+    dtype, order, width, rank, has_right, has_seen, varying, _, row, streamed, _ = case
     # The sums of this step fill the registers already: a vector may take no more than one.
     lanes = min(simd_lanes(dtype, order), register_lanes(dtype))
     columns = tile_columns(dtype, lanes)
@@ -469,11 +580,12 @@ def _retreat(case: Case) -> Any:
     def retreat(
         emit: Emitter, place: Place, scratch: Chunk, adjoints: Adjoint, recurrence: Pointers, dy: Pointer, out: Pointers
     ) -> None:
-        u, d, old, a, s, k = place
+        u, v, d, old, a, s, k = place
         value, write, read, step, drift, right, seen = recurrence
         (states, decays), (adjoint, moved, slopes) = scratch, adjoints
-        values = _splats(emit, *emit.widened(value, emit.times(u, rank * width), rank * width), rank, width)
-        (cotangents,) = _splats(emit, *emit.widened(dy, emit.times(u, width), width), 1, width)
+        sources = emit.times(v, rank * width)
+        values = _splats(emit, *emit.widened(value, sources, rank * width), rank, width)
+        (cotangents,) = _splats(emit, *emit.widened(dy, emit.times(v, width), width), 1, width)
         rate = emit.splat(step, u)
         dmatrix = emit.times(u, width * width)
         right, matrix = emit.widened(right, dmatrix, width * width) if has_right else (right, dmatrix)
@@ -481,7 +593,7 @@ def _retreat(case: Case) -> Any:
         dsteps = emit.variable()
         own, overlaps = [], []
         if has_seen:
-            own = [emit.dot(line, cotangents) for line in _splats(emit, seen, emit.times(u, rank * width), rank, width)]
+            own = [emit.dot(line, cotangents) for line in _splats(emit, seen, sources, rank, width)]
             overlaps = [emit.variable() for _ in range(rank)]
 
         def store_slope(n: Any, lower: list[Any]) -> None:
@@ -519,10 +631,10 @@ def _retreat(case: Case) -> Any:
                 for p in range(width):
                     emit.store(adjoint, emit.at(s, n, p * row), lower[p], padded=True)
                 store_slope(n, lower)
-        emit.store_sums(out.value, emit.times(u, rank * width), [total.get() for line in dvalues for total in line])
+        emit.store_sums(out.value, sources, [total.get() for line in dvalues for total in line])
         for r, overlap in enumerate(overlaps):
             parts = [emit.mul(overlap.get(), c) for c in cotangents]
-            emit.store_sums(out.seen, emit.at(emit.times(u, rank * width), r * width), parts)
+            emit.store_sums(out.seen, emit.at(sources, r * width), parts)
         if tiled:
             for p, count in emit.strips(width, columns):
                 for n in emit.blocks(order):
@@ -620,7 +732,7 @@ def _turn(case: Case, mirrored: bool, many: int) -> Any:
 
 def _gather(case: Case, mirrored: bool, many: int) -> Any:
     """`many` positions of one group: (D * write) (value^T W) of each into the update, and their decays into D."""
-    _, order, width, rank, has_right, _, varying, _, row, _ = case
+    _, order, width, rank, has_right, _, varying, _, row, _, _ = case
     wide = padded_order("float64", width)
 
     @simd(case.dtype, simd_lanes(case.dtype, order))

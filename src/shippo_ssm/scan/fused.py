@@ -19,6 +19,7 @@ from torch import Tensor
 
 from shippo_ssm._dtypes import compute_dtype
 from shippo_ssm.engine import LANES, allocate, launch
+from shippo_ssm.scan._frame_kernels import FRAMED
 from shippo_ssm.scan._fused_kernels import (
     Backward,
     Case,
@@ -290,7 +291,8 @@ def _case(recurrence: Recurrence) -> Case:
 @functools.lru_cache
 def _make_case(dtype: torch.dtype, order: int, width: int, rank: int, has_right: bool, has_seen: bool, varying: bool) -> Case:
     name, chunk = str(compute_dtype(dtype)).removeprefix("torch."), keep_every(order, width, rank, has_right)
-    return Case(name, order, width, rank, has_right, has_seen, varying, chunk, padded_order(name, order))
+    row, framed = padded_order(name, order), has_right and width in FRAMED
+    return Case(name, order, width, rank, has_right, has_seen, varying, chunk, row, framed=framed)
 
 
 def _items(value: Tensor, cu_seqlens: Tensor | None, chunk: int, most: int) -> tuple[int, Items]:
