@@ -49,7 +49,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from shippo_ssm.engine import LANES, Emitter, Pointer, register_lanes, simd, simd_lanes, tile_columns, transposed
-from shippo_ssm.scan._frame_kernels import Frame, enter, leave, meet, regauge, settle, slack_limit, turn_back
+from shippo_ssm.scan._frame_kernels import entrance, frame_opener, meeting, way_out
 from shippo_ssm.scan.algebra import Recurrence
 
 __all__ = [
@@ -65,8 +65,8 @@ __all__ = [
 ]
 
 
-# Positions between a prefetch and its use.
-PREFETCH = 2
+# Tokens of a block between a prefetch and its use: few enough that what is fetched still lies in the first cache.
+PREFETCH = 16
 # Positions after which a summary looks anew whether a group has forgotten everything.
 LOOK = 64
 # A `Recurrence` as traces see it: every field is a `Pointer`.
@@ -186,11 +186,7 @@ def padded_order(dtype: str, order: int) -> int:
 def build_forward(case: Case) -> Any:
     """The forward kernel: y, the final states and, unless `checkpoints` is empty, the state before every chunk."""
     advance, decay = _advance(case, answers=True, replays=False), _decay(case)
-    glide = _advance(case._replace(has_right=False), answers=True, replays=False)
-    enter_frame, settle_frame, leave_frame = enter(case, replays=False), settle(case), leave(case, 1)
-    move_out = regauge(case, back=False)
-    order, width, row, chunk, varying, rank = case.order, case.width, case.row, case.chunk, case.varying, case.rank
-    framed, limit, area = case.framed, slack_limit(case.dtype), case.width**2
+    order, width, row, chunk, varying = case.order, case.width, case.row, case.chunk, case.varying
     tiled = width > tile_columns(case.dtype, simd_lanes(case.dtype, order))
     size = width * row
     element = np.dtype(case.dtype).type
@@ -198,38 +194,17 @@ def build_forward(case: Case) -> Any:
     def forward(operands, start, stop):
         (bounds, first_chunk, groups, block), recurrence, initial, y, final, checkpoints = operands
         num_blocks = (groups + block - 1) // block
-        ahead = PREFETCH * groups
         # A product of several tiles writes a new state beside the old one; a single tile puts it in its place.
         other = block * size if tiled else 0
         states = np.empty(block * size + other, element)
         decays = np.empty(block * row, element)
         scratch = Chunk(states, decays)
-        room, none = block * chunk * framed, np.empty(0, element)
-        frame = Frame(
-            turns=np.zeros((room + block * framed) * area, element),
-            value=np.empty(room * rank * width, element),
-            seen=np.empty(room * rank * width, element),
-            dy=none,
-            y=np.empty(room * width, element),
-            dvalue=none,
-            dseen=none,
-            meeting=none,
-            product=np.empty(area, element),
-            slack=np.empty(block, element),
-        )
-        turning = np.zeros(block, np.bool_)
-        if framed:
-            for i in range(block * width):
-                frame.turns[i // width * area + i % width * (width + 1)] = 1
-        inside = Recurrence(
-            frame.value, recurrence.write, recurrence.read, recurrence.step, recurrence.drift, recurrence.right, frame.seen
-        )
         for item in range(start, stop):
             sequence, first = item // num_blocks, item % num_blocks * block
             count = min(block, groups - first)
+            skip = groups - count
             begin, end = bounds[sequence], bounds[sequence + 1]
             corner = (sequence * groups + first) * order * width
-            turning[:] = framed
             states[:] = 0
             if initial.size:
                 for g in range(count):
@@ -241,33 +216,15 @@ def build_forward(case: Case) -> Any:
                 if checkpoints.size:
                     kept = ((first_chunk[sequence] + (low - begin) // chunk) * groups + first) * size
                     checkpoints[kept : kept + count * size] = states[old : old + count * size]
-                high = min(low + chunk, end)
-                if framed:
-                    frame.slack[:] = 0
-                    for t in range(low, high):
-                        for g in range(count):
-                            if turning[g]:
-                                s = (t - low) * block + g
-                                enter_frame(frame, s, s + block, g, recurrence, t * groups + first + g, y)
-                    for g in range(count):
-                        if turning[g]:
-                            settle_frame(frame, (high - low) * block + g, g)
-                            turning[g] = frame.slack[g] <= limit
-                for t in range(low, high):
-                    u, s = t * groups + first, (t - low) * block
+                for t in range(low, min(low + chunk, end)):
+                    u = t * groups + first
                     for g in range(count):
                         decay(recurrence, u + g, u + g if varying else first + g, decays, g * row)
                     for g in range(count):
+                        ahead = PREFETCH if g + PREFETCH < count else PREFETCH + skip
                         h, k = old + g * size, new + g * size
-                        if turning[g]:
-                            glide(scratch, h, k, g * row, inside, u + g, s + g, ahead, frame.y, y, y)
-                            leave_frame(frame, frame.y, s + g, s + g + block, y, u + g)
-                        else:
-                            advance(scratch, h, k, g * row, recurrence, u + g, u + g, ahead, y, y, y)
+                        advance(scratch, h, k, g * row, recurrence, u + g, u + g, ahead, y, y, y)
                     old, new = new, old
-                for g in range(count):
-                    if turning[g]:
-                        move_out(states, old + g * size, frame, (high - low) * block + g)
             for g in range(count):
                 for n in range(order):
                     for p in range(width):
@@ -281,49 +238,28 @@ def build_backward(case: Case) -> Any:
     advance, retreat, decay = _advance(case, answers=False, replays=True), _retreat(case), _decay(case)
     plain = case._replace(has_right=False)
     glide, glide_back = _advance(plain, answers=True, replays=True), _retreat(plain)
-    enter_frame, settle_frame, leave_frame = enter(case, replays=True), settle(case), leave(case, case.rank)
-    move_in, meet_frame, turn_frame_back = regauge(case, back=True), meet(case), turn_back(case)
-    order, width, row, chunk, varying, rank = case.order, case.width, case.row, case.chunk, case.varying, case.rank
-    framed, limit, area, has_seen = case.framed, slack_limit(case.dtype), case.width**2, case.has_seen
+    open_frame, enter_frame, meet_frame, leave_frame = frame_opener(case), entrance(case), meeting(case), way_out(case)
+    order, width, row, chunk, varying, framed = case.order, case.width, case.row, case.chunk, case.varying, case.framed
     size = width * row
     element = np.dtype(case.dtype).type
 
     def backward(operands, start, stop):
         (bounds, first_chunk, groups, block), recurrence, checkpoints, dy, dfinal, gradient, dinitial = operands
-        ddrift, dread = gradient.drift, gradient.read
         num_blocks = (groups + block - 1) // block
-        ahead = PREFETCH * groups
         states = np.empty((chunk + 1) * block * size, element)
         decays = np.empty(chunk * block * row, element)
         adjoint = np.empty(block * size, element)
         slopes = np.empty(block * row, element)
         scratch, adjoints = Chunk(states, decays), Adjoint(adjoint, np.empty(2 * size, element), slopes)
-        room = block * chunk * framed
-        frame = Frame(
-            turns=np.zeros((room + block * framed) * area, element),
-            value=np.empty(room * rank * width, element),
-            seen=np.empty(room * rank * width, element),
-            dy=np.empty(room * width, element),
-            y=np.empty(room * width, element),
-            dvalue=np.empty(room * rank * width, element),
-            dseen=np.empty(room * rank * width, element),
-            meeting=np.empty(block * area, element),
-            product=np.empty(area, element),
-            slack=np.empty(block, element),
-        )
-        turning = np.zeros(block, np.bool_)
-        if framed:
-            for i in range(block * width):
-                frame.turns[i // width * area + i % width * (width + 1)] = 1
-        inside = Recurrence(
-            frame.value, recurrence.write, recurrence.read, recurrence.step, recurrence.drift, recurrence.right, frame.seen
-        )
-        dinside = Recurrence(
-            frame.dvalue, gradient.write, gradient.read, gradient.step, gradient.drift, gradient.right, frame.dseen
-        )
+        frame, turning = open_frame(block), np.zeros(block, np.bool_)
+        _, write, read, step, drift, right, _ = recurrence
+        inside = Recurrence(frame.value, write, read, step, drift, right, frame.seen)
+        dvalue, dwrite, dread, dstep, ddrift, dright, dseen = gradient
+        dinside = Recurrence(frame.dvalue, dwrite, dread, dstep, ddrift, dright, frame.dseen)
         for item in range(start, stop):
             sequence, first = item // num_blocks, item % num_blocks * block
             count = min(block, groups - first)
+            skip = groups - count
             begin, end = bounds[sequence], bounds[sequence + 1]
             corner = (sequence * groups + first) * order * width
             turning[:] = framed
@@ -338,31 +274,22 @@ def build_backward(case: Case) -> Any:
                 kept = ((first_chunk[sequence] + k) * groups + first) * size
                 states[: count * size] = checkpoints[kept : kept + count * size]
                 if framed:
-                    frame.slack[:] = 0
-                    for t in range(low, high):
-                        for g in range(count):
-                            if turning[g]:
-                                s = (t - low) * block + g
-                                enter_frame(frame, s, s + block, g, recurrence, t * groups + first + g, dy)
-                    for g in range(count):
-                        if turning[g]:
-                            settle_frame(frame, (high - low) * block + g, g)
-                            turning[g] = frame.slack[g] <= limit
+                    enter_frame(frame, turning, recurrence, dy, low * groups + first, high - low, groups, count, block)
                 for t in range(low, high):
                     u, s = t * groups + first, (t - low) * block
                     for g in range(count):
                         decay(recurrence, u + g, u + g if varying else first + g, decays, (s + g) * row)
                     for g in range(count):
+                        ahead = PREFETCH if g + PREFETCH < count else PREFETCH + skip
                         old, new, a = (s + g) * size, (s + g + block) * size, (s + g) * row
-                        if turning[g]:
+                        if framed and turning[g]:
                             glide(scratch, old, new, a, inside, u + g, s + g, ahead, frame.y, frame.dy, dread)
                         else:
                             advance(scratch, old, new, a, recurrence, u + g, u + g, ahead, dy, dy, dread)
                 for g in range(count):
-                    if turning[g]:
+                    if framed and turning[g]:
                         s = (high - low) * block + g
-                        move_in(adjoint, g * size, frame, s)
-                        meet_frame(states, s * size, adjoint, g * size, frame, g)
+                        meet_frame(frame, s, g, states, s * size, adjoint, g * size)
                 # A chunk's share of the drift gradient is summed apart, so that long sequences lose no digits.
                 slopes[:] = 0
                 for t in range(high - 1, low - 1, -1):
@@ -370,15 +297,12 @@ def build_backward(case: Case) -> Any:
                         u = t * groups + first + g
                         s = (t - low) * block + g
                         d = u if varying else first + g
-                        if turning[g]:
-                            place = Place(u=u, v=s, d=d, old=s * size, a=s * row, s=g * size, k=g * row)
+                        v = s if framed and turning[g] else u
+                        place = Place(u=u, v=v, d=d, old=s * size, a=s * row, s=g * size, k=g * row)
+                        if framed and turning[g]:
                             glide_back(place, scratch, adjoints, inside, frame.dy, dinside)
-                            leave_frame(frame, frame.dvalue, s, s + block, gradient.value, u)
-                            if has_seen:
-                                leave_frame(frame, frame.dseen, s, s + block, gradient.seen, u)
-                            turn_frame_back(frame, s, s + block, g, gradient.right, u)
+                            leave_frame(frame, s, s + block, g, dvalue, dseen, dright, u)
                         else:
-                            place = Place(u=u, v=u, d=d, old=s * size, a=s * row, s=g * size, k=g * row)
                             retreat(place, scratch, adjoints, recurrence, dy, gradient)
                 if not varying:
                     for g in range(count):
@@ -500,7 +424,7 @@ def _advance(case: Case, *, answers: bool, replays: bool) -> Any:
     ) -> None:
         value, write, read, _, _, right, seen = recurrence
         states, decays = scratch
-        # Blocks of groups leave gaps between positions that the processor's own prefetching does not jump over.
+        # Rows end with every block of groups, and the processor's own prefetching does not jump over the gap.
         for array, length in ((write, rank * order), (read, order), (right, has_right * width**2)):
             emit.prefetch(array, emit.times(emit.at(u, ahead), length), length)
         sources = emit.times(v, rank * width)
