@@ -15,7 +15,8 @@ what is read out of the memory there and by what is written into it,
 
     B_t = B_{t+1} + y_t dy_t^T - seen_t dseen_t^T - value_t dvalue_t^T,      all of them in the frame,
 
-from B = K^T S behind the last position of the chunk (`meeting`).
+from B = K^T S behind the last position of the chunk (`meeting`). Where a position forgets nearly everything, B becomes small by a
+difference of large numbers, and is summed over N anew: the gradient of a right action on a wiped memory is zero, not noise.
 """
 
 from __future__ import annotations
@@ -32,11 +33,14 @@ __all__ = ["FRAMED", "entrance", "frame_opener", "meeting", "way_out"]
 FRAMED = (8, 16)
 # Roundings by which right actions may differ from rotations.
 _SLACK = 64
+# The mean decay below which a position forgets nearly everything.
+_FORGETS = 1 / 16
 
 
 class Frame(NamedTuple):
     """Scratch of one chunk: V before every position and behind the last [position, group, P, P]; value, seen, dy, y, dvalue and
-    dseen in the frame [position, group, r P]; B [group, P, P]; a product [P, P]; how far from rotations a group is, [group]."""
+    dseen in the frame [position, group, r P]; B [group, P, P]; a product [P, P]; how far from rotations a group is, [group]; the
+    sum of a position's decays [1]."""
 
     turns: Any
     value: Any
@@ -48,6 +52,7 @@ class Frame(NamedTuple):
     meeting: Any
     product: Any
     slack: Any
+    kept: Any
 
 
 def frame_opener(case: Any) -> Any:
@@ -75,6 +80,7 @@ def frame_opener(case: Any) -> Any:
             np.empty(groups * area, element),
             np.empty(area, element),
             np.empty(block, element),
+            np.empty(1, element),
         )
 
     return open_frame
@@ -128,19 +134,23 @@ def entrance(case: Any) -> Any:
     return enter_frame
 
 
-def meeting(case: Any) -> Any:
-    """meet(frame, s, g, states, old, adjoint, q): behind a chunk, the adjoint into the frame, S V^T, and B = K^T S with it."""
+def meeting(case: Any) -> tuple[Any, Any]:
+    """Behind a chunk, turn_adjoint(frame, s, adjoint, q): the adjoint into the frame, S V^T; and meet(frame, g, states, old,
+    adjoint, q): B = K^T S."""
     dtype, order, width, row = case.dtype, case.order, case.width, case.row
     lanes = min(simd_lanes(dtype, order), register_lanes(dtype))
 
     @simd(dtype, lanes)
-    def meet(emit: Emitter, frame: Frame, s: Any, g: Any, states: Pointer, old: Any, adjoint: Pointer, q: Any) -> None:
+    def turn_adjoint(emit: Emitter, frame: Frame, s: Any, adjoint: Pointer, q: Any) -> None:
         matrix = emit.times(s, width * width)
         for n in emit.blocks(order):
             rows = _rows(emit, adjoint, emit.at(q, n), width, row)
             for p in range(width):
                 moved = emit.dot([emit.splat(frame.turns, emit.at(matrix, p * width + k)) for k in range(width)], rows)
                 emit.store(adjoint, emit.at(q, n, p * row), moved, padded=True)
+
+    @simd(dtype, lanes)
+    def meet(emit: Emitter, frame: Frame, g: Any, states: Pointer, old: Any, adjoint: Pointer, q: Any) -> None:
         for i in emit.each(width):
             for j, count in emit.strips(width, tile_columns(dtype, lanes)):
                 sums = [emit.variable() for _ in range(count)]
@@ -152,29 +162,35 @@ def meeting(case: Any) -> Any:
                 at = emit.at(emit.times(g, width * width), emit.times(i, width), j)
                 emit.store_sums(frame.meeting, at, [total.get() for total in sums])
 
-    return meet
+    return turn_adjoint, meet
 
 
 def way_out(case: Any) -> Any:
-    """leave(frame, s, later, g, dvalue, dseen, dright, u): the gradients of one position and group out of the frame."""
-    width, rank, has_seen = case.width, case.rank, case.has_seen
-    area = width * width
-    # Rows of four are too short to be stored past the caches.
-    streamed = case.streamed and width > 4
+    """leave_frame(frame, place, later, g, scratch, adjoint, dvalue, dseen, dright): the gradients of one position and group out
+    of the frame; `place` is where it stands, and the adjoint there is already that of the state before."""
+    from numba import njit
 
-    @simd(case.dtype, width)
-    def leave(
-        emit: Emitter, frame: Frame, s: Any, later: Any, g: Any, dvalue: Pointer, dseen: Pointer, dright: Pointer, u: Any
-    ) -> None:
-        turn, b, answer = emit.times(later, area), emit.times(g, area), emit.times(s, width)
-        sources, outside = emit.times(s, rank * width), emit.times(u, rank * width)
-        turns = _rows(emit, frame.turns, turn, width)
+    dtype, order, width, rank, has_seen = case.dtype, case.order, case.width, case.rank, case.has_seen
+    area, little = width * width, order * _FORGETS
+    _, meet = meeting(case)
+
+    @simd(dtype, simd_lanes(dtype, order))
+    def keep(emit: Emitter, frame: Frame, decays: Pointer, a: Any) -> None:
+        total = emit.variable()
+        for n in emit.blocks(order):
+            total.set(emit.add(emit.load(decays, emit.at(a, n)), total.get()))
+        emit.store_sums(frame.kept, 0, [total.get()])
+
+    @simd(dtype, width)
+    def leave(emit: Emitter, frame: Frame, s: Any, later: Any, g: Any, dvalue: Pointer, dseen: Pointer, u: Any) -> None:
+        answer, sources, outside = emit.times(s, width), emit.times(s, rank * width), emit.times(u, rank * width)
+        turns = _rows(emit, frame.turns, emit.times(later, area), width)
         pairs = [(frame.value, frame.dvalue, dvalue)] + [(frame.seen, frame.dseen, dseen)] * has_seen
         for _, inside, out in pairs:
             for r in range(rank):
                 line = emit.dot([emit.splat(inside, emit.at(sources, r * width + i)) for i in range(width)], turns)
                 emit.store(out, emit.at(outside, r * width), line, padded=True)
-        dy = emit.load(frame.dy, answer, padded=True)
+        dy, b = emit.load(frame.dy, answer, padded=True), emit.times(g, area)
         gradients = [(source, _rows(emit, inside, sources, rank, width)) for source, inside, _ in pairs]
         for i, row in enumerate(_rows(emit, frame.meeting, b, width)):
             row = emit.fma(emit.splat(frame.y, emit.at(answer, i)), dy, row)
@@ -182,11 +198,22 @@ def way_out(case: Any) -> Any:
                 for r, line in enumerate(lines):
                     row = emit.sub(row, emit.mul(emit.splat(source, emit.at(sources, r * width + i)), line))
             emit.store(frame.meeting, emit.at(b, i * width), row, padded=True)
-        _multiply(emit, frame.meeting, b, frame.turns, turn, frame.product, 0, width)
-        before, moves = emit.times(s, area), emit.times(u, area)
-        _multiply(emit, frame.turns, before, frame.product, 0, dright, moves, width, transposed=True, streamed=streamed)
 
-    return leave
+    @simd(dtype, width)
+    def turn_back(emit: Emitter, frame: Frame, s: Any, later: Any, g: Any, dright: Pointer, u: Any) -> None:
+        before, here, b, moves = (emit.times(index, area) for index in (s, later, g, u))
+        _multiply(emit, frame.meeting, b, frame.turns, here, frame.product, 0, width)
+        _multiply(emit, frame.turns, before, frame.product, 0, dright, moves, width, transposed=True, streamed=case.streamed)
+
+    @njit(inline="always")
+    def leave_frame(frame, place, later, g, scratch, adjoint, dvalue, dseen, dright):
+        leave(frame, place.v, later, g, dvalue, dseen, place.u)
+        keep(frame, scratch.decays, place.a)
+        if frame.kept[0] < little:
+            meet(frame, g, scratch.states, place.old, adjoint, place.s)
+        turn_back(frame, place.v, later, g, dright, place.u)
+
+    return leave_frame
 
 
 def _rows(emit: Emitter, array: Pointer, start: Any, count: int, row: int | None = None) -> list[Any]:

@@ -238,7 +238,8 @@ def build_backward(case: Case) -> Any:
     advance, retreat, decay = _advance(case, answers=False, replays=True), _retreat(case), _decay(case)
     plain = case._replace(has_right=False)
     glide, glide_back = _advance(plain, answers=True, replays=True), _retreat(plain)
-    open_frame, enter_frame, meet_frame, leave_frame = frame_opener(case), entrance(case), meeting(case), way_out(case)
+    open_frame, enter_frame, leave_frame = frame_opener(case), entrance(case), way_out(case)
+    turn_adjoint, meet = meeting(case)
     order, width, row, chunk, varying, framed = case.order, case.width, case.row, case.chunk, case.varying, case.framed
     size = width * row
     element = np.dtype(case.dtype).type
@@ -289,7 +290,8 @@ def build_backward(case: Case) -> Any:
                 for g in range(count):
                     if framed and turning[g]:
                         s = (high - low) * block + g
-                        meet_frame(frame, s, g, states, s * size, adjoint, g * size)
+                        turn_adjoint(frame, s, adjoint, g * size)
+                        meet(frame, g, states, s * size, adjoint, g * size)
                 # A chunk's share of the drift gradient is summed apart, so that long sequences lose no digits.
                 slopes[:] = 0
                 for t in range(high - 1, low - 1, -1):
@@ -301,7 +303,7 @@ def build_backward(case: Case) -> Any:
                         place = Place(u=u, v=v, d=d, old=s * size, a=s * row, s=g * size, k=g * row)
                         if framed and turning[g]:
                             glide_back(place, scratch, adjoints, inside, frame.dy, dinside)
-                            leave_frame(frame, s, s + block, g, dvalue, dseen, dright, u)
+                            leave_frame(frame, place, s + block, g, scratch, adjoint, dvalue, dseen, dright)
                         else:
                             retreat(place, scratch, adjoints, recurrence, dy, gradient)
                 if not varying:
