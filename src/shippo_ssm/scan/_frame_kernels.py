@@ -39,8 +39,8 @@ _FORGETS = 1 / 16
 
 class Frame(NamedTuple):
     """Scratch of one chunk: V before every position and behind the last [position, group, P, P]; value, seen, dy, y, dvalue and
-    dseen in the frame [position, group, r P]; B [group, P, P]; a product [P, P]; how far from rotations a group is, [group]; the
-    sum of a position's decays [1]."""
+    dseen in the frame [position, group, r P]; B [group, P, P]; a product [P, P]; how far from rotations a group is, [group];
+    what a position keeps [1]."""
 
     turns: Any
     value: Any
@@ -134,9 +134,9 @@ def entrance(case: Any) -> Any:
     return enter_frame
 
 
-def meeting(case: Any) -> tuple[Any, Any]:
-    """Behind a chunk, turn_adjoint(frame, s, adjoint, q): the adjoint into the frame, S V^T; and meet(frame, g, states, old,
-    adjoint, q): B = K^T S."""
+def meeting(case: Any) -> tuple[Any, Any, Any]:
+    """Behind a chunk, turn_adjoint(frame, s, adjoint, q): the adjoint into the frame, S V^T; meet(frame, g, states, old, adjoint,
+    q): B = K^T S; and keep(frame, decays, a): what a position keeps, its mean decay over the one at which it forgets."""
     dtype, order, width, row = case.dtype, case.order, case.width, case.row
     lanes = min(simd_lanes(dtype, order), register_lanes(dtype))
 
@@ -162,24 +162,21 @@ def meeting(case: Any) -> tuple[Any, Any]:
                 at = emit.at(emit.times(g, width * width), emit.times(i, width), j)
                 emit.store_sums(frame.meeting, at, [total.get() for total in sums])
 
-    return turn_adjoint, meet
-
-
-def way_out(case: Any) -> Any:
-    """leave_frame(frame, place, later, g, scratch, adjoint, dvalue, dseen, dright): the gradients of one position and group out
-    of the frame; `place` is where it stands, and the adjoint there is already that of the state before."""
-    from numba import njit
-
-    dtype, order, width, rank, has_seen = case.dtype, case.order, case.width, case.rank, case.has_seen
-    area, little = width * width, order * _FORGETS
-    _, meet = meeting(case)
-
-    @simd(dtype, simd_lanes(dtype, order))
+    @simd(dtype, lanes)
     def keep(emit: Emitter, frame: Frame, decays: Pointer, a: Any) -> None:
         total = emit.variable()
         for n in emit.blocks(order):
             total.set(emit.add(emit.load(decays, emit.at(a, n)), total.get()))
-        emit.store_sums(frame.kept, 0, [total.get()])
+        emit.store_sums(frame.kept, 0, [emit.mul(total.get(), emit.constant(1 / (order * _FORGETS)))])
+
+    return turn_adjoint, meet, keep
+
+
+def way_out(case: Any) -> tuple[Any, Any]:
+    """For one position and group, leave(frame, s, later, g, dvalue, dseen, u): gradients of sources out of the frame, and B; and
+    turn_back(frame, s, later, g, dright, u): the gradient of the right action."""
+    dtype, width, rank, has_seen = case.dtype, case.width, case.rank, case.has_seen
+    area = width * width
 
     @simd(dtype, width)
     def leave(emit: Emitter, frame: Frame, s: Any, later: Any, g: Any, dvalue: Pointer, dseen: Pointer, u: Any) -> None:
@@ -205,15 +202,7 @@ def way_out(case: Any) -> Any:
         _multiply(emit, frame.meeting, b, frame.turns, here, frame.product, 0, width)
         _multiply(emit, frame.turns, before, frame.product, 0, dright, moves, width, transposed=True, streamed=case.streamed)
 
-    @njit(inline="always")
-    def leave_frame(frame, place, later, g, scratch, adjoint, dvalue, dseen, dright):
-        leave(frame, place.v, later, g, dvalue, dseen, place.u)
-        keep(frame, scratch.decays, place.a)
-        if frame.kept[0] < little:
-            meet(frame, g, scratch.states, place.old, adjoint, place.s)
-        turn_back(frame, place.v, later, g, dright, place.u)
-
-    return leave_frame
+    return leave, turn_back
 
 
 def _rows(emit: Emitter, array: Pointer, start: Any, count: int, row: int | None = None) -> list[Any]:

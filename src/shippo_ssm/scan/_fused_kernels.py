@@ -238,8 +238,8 @@ def build_backward(case: Case) -> Any:
     advance, retreat, decay = _advance(case, answers=False, replays=True), _retreat(case), _decay(case)
     plain = case._replace(has_right=False)
     glide, glide_back = _advance(plain, answers=True, replays=True), _retreat(plain)
-    open_frame, enter_frame, leave_frame = frame_opener(case), entrance(case), way_out(case)
-    turn_adjoint, meet = meeting(case)
+    open_frame, enter_frame = frame_opener(case), entrance(case)
+    (turn_adjoint, meet, keep), (leave, turn_back) = meeting(case), way_out(case)
     order, width, row, chunk, varying, framed = case.order, case.width, case.row, case.chunk, case.varying, case.framed
     size = width * row
     element = np.dtype(case.dtype).type
@@ -303,7 +303,11 @@ def build_backward(case: Case) -> Any:
                         place = Place(u=u, v=v, d=d, old=s * size, a=s * row, s=g * size, k=g * row)
                         if framed and turning[g]:
                             glide_back(place, scratch, adjoints, inside, frame.dy, dinside)
-                            leave_frame(frame, place, s + block, g, scratch, adjoint, dvalue, dseen, dright)
+                            leave(frame, s, s + block, g, dvalue, dseen, u)
+                            keep(frame, decays, s * row)
+                            if frame.kept[0] < 1:
+                                meet(frame, g, states, s * size, adjoint, g * size)
+                            turn_back(frame, s, s + block, g, dright, u)
                         else:
                             retreat(place, scratch, adjoints, recurrence, dy, gradient)
                 if not varying:
