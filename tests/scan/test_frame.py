@@ -34,7 +34,9 @@ def without_frame(monkeypatch):
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize(
-    "case", [{}, {"seen": True, "rank": 2}, {"varying": True, "regime": "strong decay"}, {"regime": "near-unit", "N": 16}], ids=str
+    "case",
+    [{}, {"seen": True, "rank": 2}, {"varying": True, "regime": "strong decay"}, {"regime": "near-unit", "N": 16}],
+    ids=str,
 )
 @pytest.mark.parametrize("width", FRAMED)
 def test_rotations_are_run_in_the_frame(helpers, without_frame, width, case, dtype):

@@ -15,8 +15,8 @@ what is read out of the memory there and by what is written into it,
 
     B_t = B_{t+1} + y_t dy_t^T - seen_t dseen_t^T - value_t dvalue_t^T,      all of them in the frame,
 
-from B = K^T S behind the last position of the chunk (`meeting`). Where a position forgets nearly everything, B becomes small by a
-difference of large numbers, and is summed over N anew: the gradient of a right action on a wiped memory is zero, not noise.
+from B = K^T S behind the last position of the chunk (`meeting`). Where a position forgets nearly everything, B would become
+small by a difference of large numbers; it is summed over N anew, so that the gradient at a wiped memory is zero and not noise.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class Frame(NamedTuple):
 
 
 def frame_opener(case: Any) -> Any:
-    """open_frame(block): the scratch for chunks of `block` groups, with V = I before the first position; empty if not framed."""
+    """open_frame(block): the scratch for chunks of `block` groups, V = I before the first position; empty where not framed."""
     from numba import njit
 
     chunk, width, rank, framed = case.chunk, case.width, case.rank, case.framed
@@ -135,8 +135,12 @@ def entrance(case: Any) -> Any:
 
 
 def meeting(case: Any) -> tuple[Any, Any, Any]:
-    """Behind a chunk, turn_adjoint(frame, s, adjoint, q): the adjoint into the frame, S V^T; meet(frame, g, states, old, adjoint,
-    q): B = K^T S; and keep(frame, decays, a): what a position keeps, its mean decay over the one at which it forgets."""
+    """Three traces for one group.
+
+    turn_adjoint(frame, s, adjoint, q)            the adjoint behind a chunk into the frame, S V^T
+    meet(frame, g, states, old, adjoint, q)       B = K^T S
+    keep(frame, decays, a)                        what a position keeps: its mean decay, over the one at which it forgets
+    """
     dtype, order, width, row = case.dtype, case.order, case.width, case.row
     lanes = min(simd_lanes(dtype, order), register_lanes(dtype))
 
@@ -173,8 +177,11 @@ def meeting(case: Any) -> tuple[Any, Any, Any]:
 
 
 def way_out(case: Any) -> tuple[Any, Any]:
-    """For one position and group, leave(frame, s, later, g, dvalue, dseen, u): gradients of sources out of the frame, and B; and
-    turn_back(frame, s, later, g, dright, u): the gradient of the right action."""
+    """Two traces for one position and group.
+
+    leave(frame, s, later, g, dvalue, dseen, u)   the gradients of its sources out of the frame, and B
+    turn_back(frame, s, later, g, dright, u)      the gradient of its right action
+    """
     dtype, width, rank, has_seen = case.dtype, case.width, case.rank, case.has_seen
     area = width * width
 

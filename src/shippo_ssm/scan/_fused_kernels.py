@@ -24,6 +24,9 @@ With `seen`, dwrite and dvalue take the S from before read dy^T was added, and c
 
     dread = (H - write value^T) dy + c write;   dwrite = S value + c read;   dseen = (read . write) dy.
 
+Chunks of rotations in wide groups are run back in a moving frame instead, where there is no right action and these traces are
+those of `has_right=False` (`_frame_kernels.py`).
+
 The gradient with respect to step drift is q = <H_old, S> rather than <H - write value^T, S_new>: the same number
 without a cancellation, hence exactly zero where the memory was wiped.
 
