@@ -91,11 +91,9 @@ class ShortConv(nn.Module):
             place = torch.where(real, front + real.cumsum(1), padding.cumsum(1)).unsqueeze(-1) - 1
             row = torch.zeros_like(row).scatter(1, place.expand_as(row), row)
         # Shifted sums, which beat a depthwise convolution in this layout.
-        weight, length = self.weight.to(row.dtype), x.shape[1]
-        y = row[:, :length] * weight[0]
-        for tap in range(1, self.width):
-            y = torch.addcmul(y, row[:, tap : tap + length], weight[tap])
-        y = y if self.bias is None else y + self.bias.to(row.dtype)
+        length, y = x.shape[1], row.new_zeros(()) if self.bias is None else self.bias.to(row.dtype)
+        for tap, weight in enumerate(self.weight.to(row.dtype).unbind()):
+            y = torch.addcmul(y, row[:, tap : tap + length], weight)
         if place is not None:
             # The outputs before the first real input are missing from a convolution without padding; they are never real.
             y = torch.cat([torch.zeros_like(window), y], dim=1)
