@@ -68,10 +68,12 @@ def test_few_positions_of_padded_packed_and_kept_segments(tools, name):
 
 def test_nobody_asked(tools):
     """No position at all: no outputs, and the state of the whole segment."""
-    layer, u = MIXERS["block"]().double(), torch.randn(2, 3, WIDTH, dtype=torch.float64)
-    y, state = layer(u, None, Segment(asked=torch.zeros(0, dtype=torch.int64)), output_state=True)
-    assert y.shape == (0, WIDTH)
-    assert tools.worst(state, layer(u, output_state=True)[1]) < 1e-12
+    layer, nobody = MIXERS["block"]().double(), Segment(asked=torch.zeros(0, dtype=torch.int64))
+    for length in (3, 0):
+        u = torch.randn(2, length, WIDTH, dtype=torch.float64)
+        y, state = layer(u, None, nobody, output_state=True)
+        assert y.shape == (0, WIDTH)
+        assert tools.worst(state, layer(u, output_state=True)[1]) < 1e-12
 
 
 def test_right_actions_and_their_absence():

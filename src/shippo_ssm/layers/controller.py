@@ -153,7 +153,8 @@ class Controller(Spared):
         else:
             # The scan reads at every position: zeros where nobody asks, which need no product.
             few = self.read_proj(segment.at_asked(x))
-            read = few.new_zeros(x.shape[:2].numel(), few.shape[-1]).index_copy_(0, segment.asked, few).view(*x.shape[:2], -1)
+            zeros = few.new_zeros(x.shape[:2].numel(), few.shape[-1])
+            read = zeros.index_copy_(0, segment.asked, few).unflatten(0, x.shape[:2])
         read = read.unflatten(-1, (groups, order))
         # The biases are kept in float32 at least, and so is what goes into the recurrence.
         dtype = self.scalar_bias.dtype
