@@ -59,9 +59,8 @@ NOUNS = """
 
 ## The path of a tensor
 
-What `Shippo(128)(x)` runs from the call to machine code and back, with gradients on: every function of the package once, in
-the order of their first calls, set in below the one that calls it. It is recorded with `sys.setprofile` on a second call,
-when the kernels are compiled.
+What `Shippo(128)(x)` runs from the call to machine code and back, with gradients on: every function of the package once, set
+in below the one that calls it first. It is recorded with `sys.setprofile` on a second call, when the kernels are compiled.
 
 """
 
@@ -165,22 +164,30 @@ def picture() -> str:
 
 
 def path_of_a_call() -> list[Call]:
-    """The functions of ours that `Shippo(128)(x)` runs on its second call, each once, in the order of their first call."""
+    """The functions of ours that `Shippo(128)(x)` runs on its second call, each once, below the one that calls it first."""
     import torch
 
     from shippo_ssm import Shippo
 
     layer, u = Shippo(128), torch.randn(2, 100, 128)
     layer(u)
-    calls, inside = [], []
+    path: list[Call] = []
+    inside: list[tuple[str, str]] = []
 
     def look(frame: FrameType, event: str, _: object) -> None:
         if not frame.f_code.co_filename.startswith(str(PACKAGE)):
             return
         if event == "call":
             file = Path(frame.f_code.co_filename).relative_to(PACKAGE).as_posix()
-            calls.append(Call(len(inside), file, frame.f_code.co_qualname.replace(".<locals>", "")))
-            inside.append(frame)
+            name = frame.f_code.co_qualname.replace(".<locals>", "")
+            known = [call[1:] for call in path]
+            if (file, name) not in known:
+                # Behind all that its caller has called so far.
+                caller = known.index(inside[-1]) if inside else -1
+                depth = path[caller].depth + 1 if inside else 0
+                place = next((at for at in range(caller + 1, len(path)) if path[at].depth < depth), len(path))
+                path.insert(place, Call(depth, file, name))
+            inside.append((file, name))
         elif event == "return":
             inside.pop()
 
@@ -190,10 +197,7 @@ def path_of_a_call() -> list[Call]:
         layer(u)
     finally:
         sys.setprofile(before)
-    first: dict[tuple[str, str], Call] = {}
-    for call in calls:
-        first.setdefault((call.file, call.name), call)
-    return list(first.values())
+    return path
 
 
 def path_as_text(path: list[Call]) -> str:

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from shippo_ssm.layers import Shippo
+from shippo_ssm.layers import Segment, Shippo
 
 
 def make_layer(right="split", **options) -> Shippo:
@@ -52,7 +52,8 @@ def run_split(layer, u, place):
 
 
 def check_mixer(layer, batch=2, length=6) -> None:
-    """What every mixer keeps: steps and segments give the whole; it is causal; every parameter gets a finite gradient."""
+    """What every mixer keeps: steps and segments give the whole; it is causal; every parameter gets a finite gradient; asked at
+    few positions it gives the same outputs there, the same state and the same gradients."""
     u = torch.randn(batch, length, layer.d_model, dtype=torch.float64)
     whole, final = layer(u, output_state=True)
     assert torch.equal(layer(u), whole)
@@ -64,6 +65,17 @@ def check_mixer(layer, batch=2, length=6) -> None:
     assert worst(layer(later)[:, : length // 2], whole[:, : length // 2]) < 1e-12
     for gradient in gradients(layer, u, layer):
         assert torch.isfinite(gradient).all()
+    asked = torch.tensor([0, 2, length - 1, length, batch * length - 2])
+    few = Segment(asked=asked)
+    y, state = layer(u, None, few, output_state=True)
+    assert worst(y, whole.flatten(0, 1)[asked]) < 1e-12
+    assert worst(state, final) < 1e-12
+    for found, expected in zip(
+        gradients(layer, u, lambda u: layer(u, None, few)),
+        gradients(layer, u, lambda u: layer(u).flatten(0, 1)[asked]),
+        strict=True,
+    ):
+        torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-12)
     with pytest.raises(ValueError, match=r"`u` is shape .*; expected \[B, T, d_model\]"):
         layer(torch.randn(batch, length, layer.d_model + 1, dtype=torch.float64))
 

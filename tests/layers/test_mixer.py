@@ -45,6 +45,37 @@ def test_a_segment_is_checked_once_and_handed_on(monkeypatch):
     assert checked == [layer]
 
 
+@pytest.mark.parametrize("name", ["shippo", "free", "block", "backbone", "lift"])
+def test_few_positions_of_padded_packed_and_kept_segments(tools, name):
+    """What a segment says besides is as true of the positions that it asks as of all."""
+    layer, u, asked = MIXERS[name]().double(), torch.randn(2, 6, WIDTH, dtype=torch.float64), torch.tensor([1, 4, 5, 6, 11])
+    mask = torch.tensor([[True, False, True, True, True, False], [False, True, True, False, True, True]])
+    packed = Segment(cu_seqlens=torch.tensor([0, 3, 3, 12]))
+    for inputs, segment in ((u, Segment(mask)), (u.view(1, 12, WIDTH), packed), (u, Segment(every=True))):
+        with torch.set_grad_enabled(not segment.every):
+            whole, final = layer(inputs, None, segment, output_state=True)
+            y, state = layer(inputs, None, segment._replace(asked=asked), output_state=True)
+        assert tools.worst(y, whole.flatten(0, 1)[asked]) < 1e-12
+        assert tools.worst(state, final) < 1e-12
+    state = layer(u, output_state=True)[1]
+    with torch.no_grad():
+        # One position each, of which the second alone is asked.
+        y, after = layer(u[:, :1], state, Segment(asked=torch.tensor([1])), output_state=True)
+        whole, final = layer(u[:, :1], state, output_state=True)
+    assert tools.worst(y, whole[1]) < 1e-12
+    assert tools.worst(after, final) < 1e-12
+
+
+def test_nobody_asked(tools):
+    """No position at all: no outputs, and the state of the whole segment."""
+    layer, nobody = MIXERS["block"]().double(), Segment(asked=torch.zeros(0, dtype=torch.int64))
+    for length in (3, 0):
+        u = torch.randn(2, length, WIDTH, dtype=torch.float64)
+        y, state = layer(u, None, nobody, output_state=True)
+        assert y.shape == (0, WIDTH)
+        assert tools.worst(state, layer(u, output_state=True)[1]) < 1e-12
+
+
 def test_right_actions_and_their_absence():
     u = torch.randn(2, 3, WIDTH)
     for name, build in MIXERS.items():

@@ -54,6 +54,42 @@ def test_causal_and_every_parameter_learns(mixer):
         assert torch.isfinite(parameter.grad).all(), name
 
 
+@pytest.mark.parametrize("recompute", [False, True])
+@pytest.mark.parametrize("mixer", MIXERS)
+def test_few_positions_give_the_same_loss_and_gradients(mixer, recompute):
+    model = SequenceModel(dataclasses.replace(SMALL, mixer=mixer)).double()
+    model.layers.recompute = recompute
+    ids, asked = torch.randint(0, 11, (3, 9)), torch.rand(3, 9) < 0.3
+    asked[0, :] = False
+    asked[1, 8] = True
+
+    def loss_and_gradients(features):
+        loss = F.cross_entropy(model.head(features), ids[asked])
+        return [loss, *torch.autograd.grad(loss, list(model.parameters()))]
+
+    whole, few = loss_and_gradients(model.features(ids)[asked]), loss_and_gradients(model.features(ids, asked))
+    torch.testing.assert_close(few, whole, rtol=1e-10, atol=1e-13)
+
+
+@pytest.mark.parametrize("mixer", ["none", "transformer"])
+def test_nothing_is_computed_where_nobody_asks(mixer):
+    """The last layer makes reads, its mlp and its outputs of the positions that are asked; the layers before it of all."""
+    model, rows = SequenceModel(dataclasses.replace(SMALL, mixer=mixer)), {}
+
+    def watch(name, module):
+        module.register_forward_hook(lambda module, args, y: rows.update({name: y.shape[:-1].numel()}))
+
+    for name, module in model.named_modules():
+        if isinstance(module, nn.Linear):
+            watch(name, module)
+    asked = torch.zeros(3, 9, dtype=torch.bool)
+    asked[0, 2] = asked[2, :2] = True
+    model.head(model.features(torch.randint(0, 11, (3, 9)), asked))
+    few = ["out_proj", "head.proj", "layers.1.mixer.out_proj"]
+    few += ["layers.1.mixer.controller.read_proj"] if mixer == "none" else ["layers.1.mlp.0", "layers.1.mlp.2"]
+    assert {name: count for name, count in rows.items() if count != 27} == dict.fromkeys(few, 3)
+
+
 def test_own_embedding_and_head():
     class Sum(nn.Module):
         def __init__(self):
@@ -69,7 +105,7 @@ def test_own_embedding_and_head():
     assert model(events).shape == (2, 6, 4, 31)
     at = torch.zeros(2, 6, dtype=torch.bool)
     at[:, 5] = True
-    assert torch.allclose(model.head(model.features(events)[at]), model(events)[:, 5], atol=1e-6)
+    assert torch.allclose(model.head(model.features(events, at)), model(events)[:, 5], atol=1e-6)
     vectors = SequenceModel(dataclasses.replace(SMALL, vocab_size=None))
     assert vectors(torch.randn(2, 6, 16)).shape == (2, 6, 16)
 

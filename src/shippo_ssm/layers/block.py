@@ -39,6 +39,7 @@ class Block(Mixer[Any]):
 
     takes_every = True
     takes_group = True
+    takes_asked = True
 
     def __init__(
         self,
@@ -57,7 +58,7 @@ class Block(Mixer[Any]):
 
     def run(self, u: Tensor, state: Any, segment: Segment) -> tuple[Tensor, Any]:
         mixed, state = self.mixer(self.norm(u), state, segment, output_state=True)
-        u = u + mixed
+        u = segment.at_asked(u) + mixed
         if self.mlp is not None and self.mlp_norm is not None:
             u = u + self.mlp(self.mlp_norm(u))
         return u, state
@@ -83,19 +84,20 @@ class Stack(nn.ModuleList):
         return super().__iter__()  # pyright: ignore[reportReturnType]
 
     def run(self, u: Tensor, states: Sequence[Any] | None, segment: Segment) -> tuple[Tensor, list[Any]]:
-        """u [B, T, d_model] through all blocks."""
+        """u [B, T, d_model] through all blocks; the last one alone is asked at few positions, if the segment asks so."""
         if states is not None and len(states) != len(self):
             raise ValueError(
                 f"Stack: `states` has {len(states)} entries; expected {len(self)}, one per layer; the states belong to another "
                 "model, make them with init_state(batch_size)"
             )
-        after = []
+        after, everywhere = [], segment if segment.asked is None else segment._replace(asked=None)
         for index, block in enumerate(self):
             state = None if states is None else states[index]
+            asks = segment if index == len(self) - 1 else everywhere
             if self.recompute and self.training and torch.is_grad_enabled():
-                u, state = checkpoint(block, u, state, segment, output_state=True, use_reentrant=False)
+                u, state = checkpoint(block, u, state, asks, output_state=True, use_reentrant=False)
             else:
-                u, state = block(u, state, segment, output_state=True)
+                u, state = block(u, state, asks, output_state=True)
             after.append(state)
         return u, after
 
@@ -124,6 +126,7 @@ class ShippoBackbone(Mixer[list[ShippoState]]):
 
     takes_every = True
     takes_group = True
+    takes_asked = True
 
     def __init__(
         self,

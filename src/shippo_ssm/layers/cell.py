@@ -163,17 +163,21 @@ def run_cell(
         recurrence, mix = _hold(recurrence, before, segment.mask), torch.where(segment.mask.unsqueeze(-1), mix, 0)
     value, write, step = recurrence.value, recurrence.write, recurrence.step
     gamma, beta = mix * step, (1 - mix) * step
-    # Padded first: a graph with a free T would have to know that T - 1 is not 1.
-    beta_next = F.pad(beta, (0, 0, 0, 1))[:, 1:]
-    if segment.cu_seqlens is not None and value.shape[1]:
-        # An empty first sequence has no last position; -1 wraps to the end of the row, which is zero already.
-        last = torch.remainder(segment.cu_seqlens[1:] - 1, value.shape[1])
-        beta_next = beta_next.index_fill(1, last.to(torch.int64), 0)
+    # Padded first: a graph with a free T would have to know that T - 1 is not 1, and T may be 0.
+    padded = F.pad(beta, (0, 0, 0, 1))
+    first, beta_next = padded[:, 0], padded[:, 1:]
+    if segment.cu_seqlens is not None:
+        bounds = segment.cu_seqlens.to(torch.int64)
+        # An empty sequence has no first position.
+        first = padded[0, bounds[:-1]] * (bounds.diff() > 0).unsqueeze(-1)
+        if value.shape[1]:
+            # An empty first sequence has no last position; -1 wraps to the end of the row, which is zero already.
+            beta_next = beta_next.index_fill(1, torch.remainder(bounds[1:] - 1, value.shape[1]), 0)
     # The weight of a source stands on its value, the shorter of its two factors.
     stored = (gamma + beta_next)[..., None, None] * value
     y, memory = scan(
         recurrence._replace(value=stored, seen=gamma[..., None, None] * value),
-        initial_state=_enter(before, beta, segment.cu_seqlens),
+        initial_state=before.memory + first[..., None, None] * before.source,
         output_final_state=True,
         cu_seqlens=segment.cu_seqlens,
         part=segment.part,
@@ -257,18 +261,6 @@ def _check_cell_state(op: str, state: CellState, shapes: dict[str, tuple[int, ..
         if not isinstance(tensor, Tensor) or tuple(tensor.shape) != shape:
             came = f"has shape {tuple(tensor.shape)}" if isinstance(tensor, Tensor) else f"is a {type(tensor).__name__}"
             raise ValueError(f"{op}: `initial_state.{name}` {came}; expected {shape}; the state belongs to other operands")
-
-
-def _enter(before: CellState, beta: Tensor, cu_seqlens: Tensor | None) -> Tensor:
-    """Z_0 = H_0 + beta_1 U_0, where beta_1 belongs to the first position of each sequence (zero for an empty one)."""
-    if beta.shape[1] == 0:
-        return before.memory
-    if cu_seqlens is None:
-        first = beta[:, 0]
-    else:
-        starts = cu_seqlens[:-1].to(torch.int64)
-        first = beta[0, starts.clamp_max(beta.shape[1] - 1)] * (cu_seqlens.diff() > 0).unsqueeze(-1)
-    return before.memory + first[..., None, None] * before.source
 
 
 def _last(tensor: Tensor, before: Tensor, cu_seqlens: Tensor | None) -> Tensor:

@@ -33,7 +33,7 @@ class Emission(NamedTuple):
 
     Args:
         write: [B, T, G, r, N].
-        read: [B, T, G, N].
+        read: [B, T, G, N]; zeros where nobody asks.
         step: [B, T, G], > 0.
         mix: [B, T, G] in (0, 1).
         write_gate: [B, T, G] in (0, 1), a factor of the source.
@@ -138,7 +138,7 @@ class Controller(Spared):
         Args:
             x: [B, T, D].
             window: [B, K - 1, D], inputs before `x`, for the convolution variant; a fresh start by default.
-            segment: padding and packing.
+            segment: padding and packing, and where an output is asked.
 
         Returns:
             The `Emission` in float32 at least, and the next window (`None` for the input-only controller).
@@ -148,7 +148,14 @@ class Controller(Spared):
             x, window = self.conv(x, window, segment)
         groups, order = self.num_groups, self.spec.d_state
         write = self.write_proj(x).unflatten(-1, (groups, self.spec.write_rank, order))
-        read = self.read_proj(x).unflatten(-1, (groups, order))
+        if segment.asked is None:
+            read = self.read_proj(x)
+        else:
+            # The scan reads at every position: zeros where nobody asks, which need no product.
+            few = self.read_proj(segment.at_asked(x))
+            zeros = few.new_zeros(x.shape[:2].numel(), few.shape[-1])
+            read = zeros.index_copy_(0, segment.asked, few).unflatten(0, x.shape[:2])
+        read = read.unflatten(-1, (groups, order))
         # The biases are kept in float32 at least, and so is what goes into the recurrence.
         dtype = self.scalar_bias.dtype
         scalars = self.scalar_proj(x).unflatten(-1, (len(SCALARS), groups)).to(dtype) + self.scalar_bias

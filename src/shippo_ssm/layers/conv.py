@@ -3,17 +3,70 @@
 Data path: the inputs [B, T, D] are put behind the window [B, K - 1, D] of the inputs before them (zeros at a start), and
 the K shifted copies are weighed and summed. Padded positions take no part: the real inputs of a row are moved together
 behind its window, convolved, and moved back. Packed sequences stand in one long row, each behind its own window.
+
+torch makes the sum and its gradient of about thirty passes over memory; for training on the CPU `_conv_kernels.py` has them as
+one kernel each. Elsewhere, and where torch has to see the formula, it is `shifted_sums`.
 """
 
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from shippo_ssm._private import PLAIN, transform_depth, values_visible
+from shippo_ssm.engine import launch, needs_torch
+from shippo_ssm.layers._conv_kernels import Conv, ConvGradient, build_conv, build_conv_gradient
 from shippo_ssm.layers.halo import halo
 from shippo_ssm.layers.mixer import WHOLE, Segment
+
+# Numbers that are worth a thread.
+_FEWEST = 1 << 15
+_NAMES = {torch.float32: "float32", torch.float64: "float64"}
+
+
+def shifted_sums(row: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+    """y_t = bias + sum_k weight_k row_{t+k}, [B, T, D] of row [B, T + K - 1, D]: this beats a depthwise convolution here."""
+    length, y = row.shape[1] - len(weight) + 1, bias
+    for tap, factor in enumerate(weight.unbind()):
+        y = torch.addcmul(y, row[:, tap : tap + length], factor)
+    return y
+
+
+class _Convolved(torch.autograd.Function):
+    """`shifted_sums` of contiguous CPU tensors, with its gradient in one pass."""
+
+    @staticmethod
+    def forward(ctx: Any, *inputs: Any) -> Tensor:
+        row, weight, bias = inputs
+        (batch, long, channels), taps = row.shape, len(weight)
+        y = row.new_empty(batch, long - taps + 1, channels)
+        operands = Conv(row.data_ptr(), weight.data_ptr(), bias.data_ptr(), y.data_ptr(), channels, y.shape[1])
+        fewest = _FEWEST // channels + 1
+        launch(build_conv, y.numel() // channels, operands, fewest, dtype=_NAMES[row.dtype], taps=taps)
+        ctx.save_for_backward(row, weight, bias)
+        return y
+
+    @staticmethod
+    def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor | None, ...]:
+        (row, weight, bias), (dy,) = ctx.saved_tensors, grad_outputs
+        if torch.is_grad_enabled() or not values_visible(dy):
+            # A second derivative is torch's.
+            wanted = [tensor for tensor, needed in zip((row, weight, bias), ctx.needs_input_grad) if needed]
+            with torch.enable_grad():
+                y = shifted_sums(row, weight, bias)
+            found = iter(torch.autograd.grad(y, wanted, dy, create_graph=True))
+            return tuple(next(found) if needed else None for needed in ctx.needs_input_grad)
+        (batch, length, channels), taps, dy = dy.shape, len(weight), dy.contiguous()
+        d_row, d_taps = torch.zeros_like(row), row.new_zeros(batch, taps + 1, channels)
+        addresses = (tensor.data_ptr() for tensor in (row, weight, dy, d_row, d_taps))
+        operands = ConvGradient._make((*addresses, channels, length))
+        fewest = _FEWEST // (length * channels) + 1
+        launch(build_conv_gradient, batch, operands, fewest, dtype=_NAMES[row.dtype], taps=taps)
+        d_weight, d_bias = d_taps.sum(0).split([taps, 1])
+        return d_row, d_weight, d_bias.squeeze(0)
 
 
 class ShortConv(nn.Module):
@@ -90,17 +143,28 @@ class ShortConv(nn.Module):
             front = padding.sum(1, keepdim=True)
             place = torch.where(real, front + real.cumsum(1), padding.cumsum(1)).unsqueeze(-1) - 1
             row = torch.zeros_like(row).scatter(1, place.expand_as(row), row)
-        # Shifted sums, which beat a depthwise convolution in this layout.
-        weight, length = self.weight.to(row.dtype), x.shape[1]
-        y = row[:, :length] * weight[0]
-        for tap in range(1, self.width):
-            y = torch.addcmul(y, row[:, tap : tap + length], weight[tap])
-        y = y if self.bias is None else y + self.bias.to(row.dtype)
+        weight = self.weight.to(row.dtype)
+        bias = row.new_zeros(self.channels) if self.bias is None else self.bias.to(row.dtype)
+        if (
+            not {type(row), type(weight), type(bias)}.issubset(PLAIN)
+            or not row.is_cpu
+            or not weight.is_cpu
+            or row.dtype not in _NAMES
+            or not x.numel()
+            or not torch.is_grad_enabled()
+            or torch.compiler.is_compiling()
+            or transform_depth()
+            or needs_torch(row, weight, bias)
+        ):
+            y = shifted_sums(row, weight, bias)
+        else:
+            y = _Convolved.apply(row, weight.contiguous(), bias.contiguous())
+            assert isinstance(y, Tensor)
         if place is not None:
             # The outputs before the first real input are missing from a convolution without padding; they are never real.
             y = torch.cat([torch.zeros_like(window), y], dim=1)
             y = y.gather(1, place.expand_as(y))[:, self.width - 1 :]
-        return y, row[:, length:]
+        return y, row[:, x.shape[1] :]
 
     def _packed(self, x: Tensor, window: Tensor, cu_seqlens: Tensor) -> tuple[Tensor, Tensor]:
         """One long row: window of sequence 0, sequence 0, window of sequence 1, sequence 1, .."""

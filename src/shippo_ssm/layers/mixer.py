@@ -36,6 +36,8 @@ class Segment(NamedTuple):
         every: whether the state that is returned is that after every position, with a leading T axis on all its tensors.
         part: which part of a longer sequence the positions are, where the ranks of a process group hold the others; boundaries
             are then those inside this part.
+        asked: [n] the places in the flattened [B T] at which an output is wanted, each once, in their order; y is then [n, ..]
+            in the place of [B, T, ..]. `None` where every position is asked. The states are those of the whole segment.
     """
 
     mask: Tensor | None = None
@@ -43,15 +45,20 @@ class Segment(NamedTuple):
     owned: bool = False
     every: bool = False
     part: Part | None = None
+    asked: Tensor | None = None
 
     @property
     def whole(self) -> bool:
-        """Whether every position is real, every row one sequence, and none of it elsewhere."""
-        return self.mask is None and self.cu_seqlens is None and self.part is None
+        """Whether every position is real and asked, every row one sequence, and none of it elsewhere."""
+        return self.mask is None and self.cu_seqlens is None and self.part is None and self.asked is None
 
     def num_sequences(self, u: Tensor) -> int:
         """Sequences in `u` [B, T, ..], each with a state of its own."""
         return u.shape[0] if self.cu_seqlens is None else self.cu_seqlens.shape[0] - 1
+
+    def at_asked(self, tensor: Tensor) -> Tensor:
+        """`tensor` [B, T, ..] at the positions that are asked, [n, ..], or all of it."""
+        return tensor if self.asked is None else tensor.flatten(0, 1).index_select(0, self.asked)
 
 
 # Whole rows, every position real.
@@ -84,6 +91,8 @@ class Mixer(nn.Module, ABC, Generic[State]):
     """Whether `run` gives the state after every position where a segment asks for it; otherwise positions go one by one."""
     takes_group: ClassVar[bool] = False
     """Whether the layer can run on a part of a sequence whose other parts are on other ranks of a process group."""
+    takes_asked: ClassVar[bool] = False
+    """Whether `run` gives outputs at the positions that a segment asks only; otherwise all are computed, and those taken."""
 
     def __init__(self, d_model: int) -> None:
         super().__init__()
@@ -101,7 +110,8 @@ class Mixer(nn.Module, ABC, Generic[State]):
             segment: padding and packing; a layer with `takes_gaps = False` gets neither.
 
         Returns:
-            y [B, T, d_model] and the state after the segment, one per sequence.
+            y [B, T, d_model], or [n, d_model] where the segment asks n positions of a layer with `takes_asked`; and the state
+            after the segment, one per sequence.
         """
 
     @abstractmethod
@@ -156,11 +166,12 @@ class Mixer(nn.Module, ABC, Generic[State]):
             output_state: whether to return the state after the segment.
 
         Returns:
-            y [B, T, d_model] (zeros at padding), or (y, state) with `output_state=True`.
+            y [B, T, d_model] (zeros at padding; [n, d_model] where `segment` asks n positions), or (y, state) with
+            `output_state=True`.
         """
         if segment is None:
             segment = self.check(u, attention_mask, cu_seqlens, group)
-        if not self.takes_gaps and not segment._replace(part=None).whole:
+        if not self.takes_gaps and not segment._replace(part=None, asked=None).whole:
             raise ValueError(
                 f"{type(self).__name__}: `attention_mask` or `cu_seqlens` came; expected `None`, this layer moves at every "
                 "position; leave padding out, or take a Shippo layer"
@@ -173,7 +184,11 @@ class Mixer(nn.Module, ABC, Generic[State]):
             # What stands at padding, were it NaN, reaches neither outputs nor gradients.
             u = torch.where(segment.mask.unsqueeze(-1), u, 0)
         run = self.run if self.takes_every or not segment.every else self.run_each
-        y, state = run(u, state, segment)
+        if segment.asked is None or (self.takes_asked and not segment.every):
+            y, state = run(u, state, segment)
+        else:
+            y, state = run(u, state, segment._replace(asked=None))
+            y = segment.at_asked(y)
         return (y, state) if output_state else y
 
     if TYPE_CHECKING:

@@ -61,6 +61,7 @@ class Shippo(Mixer[ShippoState], Spared):
 
     takes_every = True
     takes_group = True
+    takes_asked = True
     spared = ("drift_log", "skip", "initial_memory")
 
     def __init__(
@@ -166,7 +167,10 @@ class Shippo(Mixer[ShippoState], Spared):
         return shapes
 
     def run(self, u: Tensor, state: ShippoState | None, segment: Segment) -> tuple[Tensor, ShippoState]:
-        """One segment; a single token that continues a state takes one update of the cell instead of a scan."""
+        """One segment; a single token that continues a state takes one update of the cell instead of a scan.
+
+        Where a segment asks few positions, what stands behind the memory is computed there only, and so are the reads.
+        """
         facts = None if torch.is_grad_enabled() else self._can_decode(u, state, segment)
         if facts is not None:
             return self._decode(u, state, segment, facts)
@@ -189,13 +193,16 @@ class Shippo(Mixer[ShippoState], Spared):
                 y, cell = step_cell(record, emission.mix, state.cell)
             else:
                 y, cell = run_cell(record, emission.mix, state.cell, segment, self.spec.backend)
-            y = emission.read_gate.unsqueeze(-1) * y
+            read_gate, own = emission.read_gate, ranks.select(-2, 0)
+            if segment.asked is not None:
+                y, read_gate, own, gate = (segment.at_asked(tensor) for tensor in (y, read_gate, own, gate))
+            y = read_gate.unsqueeze(-1) * y
             if self.read_norm is not None:
                 y = self.read_norm(y.flatten(-2)).view_as(y)
-            y = y + self.skip.to(y.dtype) * ranks.select(-2, 0)
+            y = y + self.skip.to(y.dtype) * own
         y = self.out_proj(y.flatten(-2).to(gate.dtype) * F.silu(gate))
         if segment.mask is not None:
-            y = torch.where(segment.mask.unsqueeze(-1), y, 0)
+            y = torch.where(segment.at_asked(segment.mask).unsqueeze(-1), y, 0)
         return y, windows._replace(cell=cell)
 
     def _can_decode(self, u: Tensor, state: ShippoState | None, segment: Segment) -> decode.Facts | None:

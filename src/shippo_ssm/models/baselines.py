@@ -71,6 +71,7 @@ class FreeMixer(Mixer[ShippoState]):
     """
 
     takes_group = True
+    takes_asked = True
 
     def __init__(self, d_model: int, spec: ShippoSpec, layer_idx: int | None = None) -> None:
         super().__init__(d_model)
@@ -128,6 +129,7 @@ class CausalAttention(Mixer[AttentionCache]):
     """
 
     takes_gaps = False
+    takes_asked = True
 
     def __init__(self, d_model: int, n_heads: int) -> None:
         super().__init__(d_model)
@@ -152,7 +154,7 @@ class CausalAttention(Mixer[AttentionCache]):
         else:
             visible = torch.ones(q.shape[2], k.shape[2], dtype=torch.bool, device=u.device).tril(past)
             y = F.scaled_dot_product_attention(q, k, v, attn_mask=visible)
-        return self.out_proj(y.transpose(1, 2).flatten(-2)), AttentionCache(k, v)
+        return self.out_proj(segment.at_asked(y.transpose(1, 2).flatten(-2))), AttentionCache(k, v)
 
     def init_state(self, batch_size: int) -> AttentionCache:
         empty = self.qkv_proj.weight.new_zeros(batch_size, self.n_heads, 0, self.d_head)

@@ -189,9 +189,18 @@ class SequenceModel(nn.Module):
         features, after = self._run(u, states, segment)
         return (self.head(features), after) if output_state else self.head(features)
 
-    def features(self, inputs: Any) -> Tensor:
-        """[B, T, d_model] in front of the head, for losses at few positions: `model.head(model.features(inputs)[mask])`."""
-        return self._run(self.in_proj(self.embedding(inputs)), None, WHOLE)[0]
+    def features(self, inputs: Any, asked: Tensor | None = None) -> Tensor:
+        """What stands in front of the head, for losses at few positions: `model.head(model.features(inputs, asked))`.
+
+        Args:
+            inputs: as in `forward`.
+            asked: [B, T] bool, the positions that are wanted; what only the others need is not computed. All by default.
+
+        Returns:
+            [B, T, d_model], or [n, d_model] at the n positions that are asked, in their order.
+        """
+        segment = WHOLE if asked is None else Segment(asked=asked.flatten().nonzero().squeeze(1))
+        return self._run(self.in_proj(self.embedding(inputs)), None, segment)[0]
 
     def step(self, inputs: Tensor, states: Sequence[Any] | None = None, *, in_place: bool = False) -> tuple[Tensor, list[Any]]:
         """One position.

@@ -1,8 +1,9 @@
 """Training and scoring of recall models, shared by the Transport-MQAR experiments.
 
 Data path: the examples of a training step are a function of the step alone; the model turns their tokens [B, T, 7] into
-features, and its head is called at the queries only; the loss is the mean cross-entropy over queries and coordinates. `fit`
-(in `lab/training.py`) runs the steps, and then scores the model at every length on examples that training never saw.
+features at the queries only, and its head makes logits of these; the loss is the mean cross-entropy over queries and
+coordinates. `fit` (in `lab/training.py`) runs the steps, and then scores the model at every length on examples that training
+never saw.
 """
 
 from __future__ import annotations
@@ -44,17 +45,17 @@ class RecallConfig(TrainConfig):
 
 
 class RecallModel(Protocol):
-    """A model in two parts, so that it can be asked at few positions: logits = head(features(tokens)[positions])."""
+    """A model in two parts, so that it can be asked at few positions: logits [n, ..] = head(features(tokens, asked))."""
 
     @property
     def head(self) -> Callable[[Tensor], Tensor]: ...
 
-    def features(self, inputs: Tensor, /) -> Tensor: ...
+    def features(self, inputs: Tensor, asked: Tensor, /) -> Tensor: ...
 
 
 def query_loss(model: RecallModel, events: Events) -> Tensor:
-    """Mean cross-entropy over queries and coordinates; the head is asked at the queries only."""
-    logits = model.head(model.features(events.tokens)[events.asked])
+    """Mean cross-entropy over queries and coordinates; the model is asked at the queries only."""
+    logits = model.head(model.features(events.tokens, events.asked))
     return F.cross_entropy(logits.flatten(0, 1), events.target[events.asked].flatten())
 
 

@@ -147,9 +147,9 @@ class RotationModel(nn.Module):
         self.memory = RotationMemory(config)
         self.head = nn.Linear(config.num_groups, MODULUS)
 
-    def features(self, tokens: Tensor) -> Tensor:
-        """[B, T, 4, G]."""
-        return self.memory(tokens)
+    def features(self, tokens: Tensor, asked: Tensor) -> Tensor:
+        """[n, 4, G] at the positions `asked` [B, T]."""
+        return self.memory(tokens)[asked]
 
     def forward(self, tokens: Tensor) -> Tensor:
-        return self.head(self.features(tokens))
+        return self.head(self.memory(tokens))

@@ -123,7 +123,7 @@ def turns(layer: dict[str, Any], seed: int, steps: int, lengths: tuple[int, ...]
 
     def loss_at(step: int) -> tuple[Tensor, int]:
         events = task(*stage(TURN_STAGES, step, steps)).batch(batch_of(step, TURN_BATCH, share))
-        logits = model.head(model.features(events.tokens)[events.asked])
+        logits = model.head(model.features(events.tokens, events.asked))
         return F.cross_entropy(logits.flatten(0, 1), events.target[events.asked].flatten()), events.kind.numel()
 
     def score() -> dict[str, float]:

@@ -88,7 +88,7 @@ def language(config: LanguagesConfig, seed: int, name: str, steps: int) -> Train
         task = LanguageTask(name=name, min_length=length, max_length=length, every=True, seed=seed)
         first, batch = config.tokens * step, config.tokens // length
         sentences = task.batch(range(first, first + batch))
-        logits = model.head(model.features(sentences.tokens)[sentences.asked])
+        logits = model.head(model.features(sentences.tokens, sentences.asked))
         loss = F.cross_entropy(logits, sentences.target[sentences.asked], label_smoothing=SMOOTHING)
         return loss, sentences.tokens.numel()
 

@@ -89,7 +89,7 @@ def train(config: RecallConfig, seeds: tuple[int, ...], session: Session) -> Row
     def loss_at(step: int) -> tuple[Tensor, int]:
         task = tasks[step % len(tasks)]
         pairs = task.batch(range(config.batch * step, config.batch * (step + 1)))
-        logits = model.head(model.features(pairs.tokens)[pairs.asked])
+        logits = model.head(model.features(pairs.tokens, pairs.asked))
         return F.cross_entropy(logits, pairs.target[pairs.asked]), pairs.tokens.numel()
 
     def right(length: int, num_pairs: int) -> float:
