@@ -23,6 +23,7 @@ from shippo_ssm.layers import (
     weight_decay_groups,
     zero_right_suffix,
 )
+from shippo_ssm.scan import BACKENDS
 
 RIGHTS = ("orthogonal", "dissipative", "split", "dense", "none")
 VARIANTS = [
@@ -273,8 +274,35 @@ def test_autocast_keeps_the_recurrence_in_float32():
     exact = layer(u)
     with torch.autocast("cpu", torch.bfloat16):
         y, state = layer(u, output_state=True)
-    assert state.cell.memory.dtype == torch.float32
+    assert [part.dtype for part in state.cell] == [torch.float32] * 3
     assert (y - exact).norm() < 0.05 * exact.norm()
+
+
+@pytest.mark.parametrize(("dtype", "as_it_is"), [(torch.bfloat16, True), (torch.float16, False)])
+def test_what_autocast_projects_goes_to_the_kernels_as_it_is(monkeypatch, dtype, as_it_is):
+    """Writes and reads, by far the most of a scan's operands, are not cast on their way; the kernels know no float16."""
+    layer, u, met = Shippo(16, d_state=8), torch.randn(1, 50, 16), []
+    run = BACKENDS["fused"]
+
+    def look(recurrence, *others):
+        met.append((recurrence.write.dtype, recurrence.read.dtype, recurrence.value.dtype))
+        return run(recurrence, *others)
+
+    monkeypatch.setitem(BACKENDS, "fused", look)
+    mask = torch.arange(50).ge(7).unsqueeze(0)
+    for options in ({}, {"attention_mask": mask}, {"cu_seqlens": torch.tensor([0, 20, 50])}):
+        layer(u, **options).square().sum().backward()
+        exact = layer.controller.read_proj.weight.grad.clone()
+        layer.zero_grad()
+        met.clear()
+        with torch.autocast("cpu", dtype):
+            y, state = layer(u, **options, output_state=True)
+        y.float().square().sum().backward()
+        lowered = dtype if as_it_is else torch.float32
+        assert met == [(torch.float32 if "attention_mask" in options else lowered, lowered, torch.float32)]
+        assert [part.dtype for part in state.cell] == [torch.float32] * 3
+        assert (layer.controller.read_proj.weight.grad - exact).norm() < 0.05 * exact.norm()
+        layer.zero_grad()
 
 
 def test_state_tools(tools):

@@ -158,6 +158,8 @@ def run_cell(
     """`shippo_cell` of a normalised record, from the state `before`; its write and value may lack the axis of rank one."""
     last_source = None
     if segment.part is not None:
+        # What goes to other ranks has one dtype.
+        recurrence = recurrence.normalised()
         before, last_source = _enter_part(recurrence, before, segment)
     if segment.mask is not None:
         recurrence, mix = _hold(recurrence, before, segment.mask), torch.where(segment.mask.unsqueeze(-1), mix, 0)
@@ -268,7 +270,7 @@ def _last(tensor: Tensor, before: Tensor, cu_seqlens: Tensor | None) -> Tensor:
     if tensor.shape[1] == 0:
         return before
     if cu_seqlens is None:
-        return tensor[:, -1].view_as(before)
+        return tensor[:, -1].view_as(before).to(before.dtype)
     last = tensor[0, (cu_seqlens[1:] - 1).clamp_min(0).to(torch.int64)].view_as(before)
     filled = (cu_seqlens.diff() > 0).view(-1, *[1] * (last.ndim - 1))
     return torch.where(filled, last, before)

@@ -141,7 +141,8 @@ class Controller(Spared):
             segment: padding and packing, and where an output is asked.
 
         Returns:
-            The `Emission` in float32 at least, and the next window (`None` for the input-only controller).
+            The `Emission`, in float32 at least but for write and read, which the scan takes as they were projected; and the
+            next window (`None` for the input-only controller).
         """
         if self.conv is not None:
             window = self.conv.init_window(segment.num_sequences(x)) if window is None else window
@@ -156,7 +157,7 @@ class Controller(Spared):
             zeros = few.new_zeros(x.shape[:2].numel(), few.shape[-1])
             read = zeros.index_copy_(0, segment.asked, few).unflatten(0, x.shape[:2])
         read = read.unflatten(-1, (groups, order))
-        # The biases are kept in float32 at least, and so is what goes into the recurrence.
+        # The biases are kept in float32 at least, and so is what they are added to.
         dtype = self.scalar_bias.dtype
         scalars = self.scalar_proj(x).unflatten(-1, (len(SCALARS), groups)).to(dtype) + self.scalar_bias
         step, mix, write_gate, read_gate = scalars.unbind(-2)
@@ -165,4 +166,4 @@ class Controller(Spared):
         else:
             coords = self.right_proj(x).unflatten(-1, (groups, -1)).to(dtype) + self.right_bias.to(dtype)
         gates = mix.sigmoid(), write_gate.sigmoid(), read_gate.sigmoid()
-        return Emission(write.to(dtype), read.to(dtype), F.softplus(step), *gates, coords), window
+        return Emission(write, read, F.softplus(step), *gates, coords), window

@@ -126,12 +126,10 @@ def transport_scan(
         part = _agree(given, initial_state, output_final_state, cu_seqlens, group)
         cu_seqlens = None if cu_seqlens is None else part.bounds("transport_scan", cu_seqlens)
         initial_state = None if initial_state is None else part.first(initial_state)
-    # Kernels load half precision as it is: half the bytes. The summaries of a part take one dtype.
-    chosen = _choose(backend, *given, initial_state)[0]
-    as_it_is = chosen == "triton" or (chosen == "fused" and all(t is None or t.dtype != torch.float16 for t in given))
-    recurrence = given.normalised(cast=part is not None or not as_it_is)
+    # The kernels of a CPU know no float16.
+    halves = backend in ("auto", "fused") and any(tensor is not None and tensor.dtype == torch.float16 for tensor in given)
     y, final_state = scan(
-        recurrence,
+        given.normalised(cast=halves and value.device.type == "cpu"),
         initial_state=None if initial_state is None else initial_state.to(compute_dtype(value.dtype)),
         output_final_state=output_final_state,
         cu_seqlens=cu_seqlens,
@@ -150,12 +148,18 @@ def scan(
     part: Part | None = None,
     backend: str = "auto",
 ) -> tuple[Tensor, Tensor | None]:
-    """`transport_scan` of a record that is checked and normalised already; y and the state in the record's dtype.
+    """`transport_scan` of a record that is checked and has a rank axis already; y in the dtype of its value.
 
     With a `part` of a sequence over several ranks, `initial_state` is added to the state that enters this part, and
     `cu_seqlens` are boundaries inside it.
     """
-    run = BACKENDS[_choose(backend, *recurrence, initial_state)[0]]
+    chosen = _choose(backend, *recurrence, initial_state)[0]
+    run = BACKENDS[chosen]
+    # Kernels load half precision as it is: half the bytes. The summaries of a part take one dtype.
+    halves = torch.float16 in (recurrence.write.dtype, recurrence.read.dtype)
+    as_it_is = chosen == "triton" or (chosen == "fused" and not halves)
+    if part is not None or not as_it_is:
+        recurrence = recurrence.normalised()
     if part is None:
         y, final_state = run(recurrence, initial_state, cu_seqlens)
     else:
