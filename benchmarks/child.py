@@ -19,6 +19,7 @@ SECTIONS = {
     "sweeps": ("sweeps", "measure"),
     "widths": ("sweeps", "measure_widths"),
     "halves": ("halves", "measure"),
+    "frame": ("frame", "measure"),
     "cases": ("against", "cases"),
     "expm": ("expm", "measure"),
     "memory": ("memory", "measure"),

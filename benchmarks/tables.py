@@ -34,6 +34,8 @@ def tables(run: dict[str, Any]) -> list[Table]:
             made.append(scan_table(sections[key]))
     if sections.get("widths"):
         made.append(width_table(sections["widths"]))
+    if sections.get("frame"):
+        made.append(frame_table(sections["frame"]))
     if sections.get("halves"):
         made.append(halves_table(sections["halves"]))
     if "memory" in sections:
@@ -121,6 +123,20 @@ def width_table(section: dict[str, Any]) -> Table:
     title = f"Widths at constant G P, B{sizes['batch']} T{sizes['length']} N{sizes['order']}, {_threads(section)}"
     head = ("P", "G", "forward", "over roof", "forward+backward", "over roof", "error", "ahead of jax.lax.scan", "f+b")
     return Table(title=title, head=head, rows=rows)
+
+
+def frame_table(section: dict[str, Any]) -> Table:
+    """The backward pass of rotations in the moving frame and without it."""
+    rows = []
+    for point in section["points"]:
+        ratio = point["frame"]["median"] / point["direct"]["median"]
+        taken = "the frame" if point["taken"] else "the direct way"
+        times = (_time(point["frame"]), _time(point["direct"]))
+        rows.append((str(point["width"]), *times, f"{ratio:.2f}", taken, f"{point['error']:.0e}"))
+    head = ("P", "in the frame", "direct", "/ direct", "a call takes", "error")
+    sizes = f"B{section['batch']} T{section['length']} N32, G P = {section['channels']}"
+    note = "Backward pass alone; the error is that of one way against the other."
+    return Table(title=f"Rotations in the moving frame, {sizes}, {_threads(section)}", head=head, rows=rows, notes=(note,))
 
 
 def halves_table(section: dict[str, Any]) -> Table:

@@ -71,6 +71,8 @@ def made_up_run() -> dict[str, Any]:
     ]
     sections: dict[str, Any] = {
         "widths": {"threads": 2, "points": widths},
+        "frame": {"threads": 2, "batch": 16, "length": 512, "channels": 256}
+        | {"points": [{"width": 8, "taken": True, "error": 1e-7, "frame": timing(0.03), "direct": timing(0.04)}]},
         "halves": {"shape": shape, "threads": 2}
         | {
             name: {"error": 1e-3, "forward": timing(x), "both": timing(x)} for name, x in (("float32", 0.1), ("bfloat16", 0.07))
