@@ -39,8 +39,8 @@ _LIMITS = """## What holds it back on AVX2
 - **At P = 8** a product is two tiles of four columns; the same cell takes 352 vector multiply-adds, 176 cycles.
 - **The moving frame** runs the backward pass of rotations at P = 8 and 16 (the table above has both ways). At P = 4 it gains
   nothing, and in the forward pass it was as slow or slower at every width: a P x P product per position, and the proof that the
-  right actions are rotations, cost about what they save there. What is no rotation is found out and takes the direct way; a frame for
-  it would need an inverse per position, and an inverse costs as much as the product with the state that it would save.
+  right actions are rotations, cost about what they save there. What is no rotation is found out and takes the direct way; a
+  frame for it would need an inverse per position, which costs as much as the product with the state that it would save.
 - **bfloat16 operands** save bytes, not arithmetic. Their conversion is vectorised (a widening load and a shift,
   a rounding by integer arithmetic), and its instructions come on top of those above.
 - **expm** writes its results through the caches: stores past them were tried, of half and of whole lines, and were slower.

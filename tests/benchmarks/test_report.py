@@ -161,9 +161,10 @@ def test_page_and_figure_show_the_run(tmp_path):
     assert "gone: missing, not here." in page
     assert "| jax.lax.scan | 300 (300–300) | 1400 (1400–1400) | 15 × | 14 × |" in page
     assert "| 16 | 16 | 40.0 (40.0–40.0) | 1.75 | 100 (100–100) | 2.00 | 1e-06 | 11.0 × | 13.0 × |" in page
+    assert "| 8 | 30.0 (30.0–30.0) | 40.0 (40.0–40.0) | 0.75 | the frame | 1e-07 |" in page
     assert "| bfloat16 | 70.0 (70.0–70.0) | 70.0 (70.0–70.0) | 0.70 | 0.70 | 1e-03 |" in page
     assert "| shippo expm | 10.0 (10.0–10.0) | 10.0 (10.0–10.0) | 120 × | 120 × | 1e-07 |" in page
-    assert len(tables(whole)) == 9
+    assert len(tables(whole)) == 10
     results = tmp_path / "bench.json"
     results.write_text(json.dumps(whole))
     report.main(results, tmp_path / "page.md", tmp_path / "figure.svg")
