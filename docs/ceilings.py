@@ -1,5 +1,5 @@
-"""The tables of the page "How we read the paper": predictors, from the row `untouched` of `results/mqar.json`, and the first
-steps of the models, from `results/mqar-early.json`."""
+"""The tables of the page "How we read the paper": predictors, from the row `untouched` of `results/mqar.json`; the first steps
+of models, from `results/mqar-early.json`; and the rows at the paper's budget, from `results/mqar-paper.json`."""
 
 from __future__ import annotations
 
@@ -10,7 +10,9 @@ from typing import Any
 from shippo_ssm.experiments.mqar.ceilings import PREDICTORS
 from shippo_ssm.lab.pages import renew
 
-PAGE, RESULT, EARLY = Path("docs", "reading.md"), Path("results", "mqar.json"), Path("results", "mqar-early.json")
+PAGE, RESULT = Path("docs", "reading.md"), Path("results", "mqar.json")
+# Part of the page -> the result whose models it shows.
+BUDGETS = {"early": Path("results", "mqar-early.json"), "paper": Path("results", "mqar-paper.json")}
 
 
 def table(head: str, lines: dict[str, dict[str, Any]], lengths: list[int], name: str) -> list[str]:
@@ -35,21 +37,21 @@ def predictors(root: Path) -> str:
     return "\n".join([*known, "", "Untouched coordinates, by the number of active keys:", "", *keys, ""])
 
 
-def early(root: Path) -> str:
-    """Accuracies of each model after its first steps, beside the predictor on the same examples."""
-    rows = json.loads((root / EARLY).read_text(encoding="utf-8"))["rows"]
+def models(result: Path) -> str:
+    """Accuracies of each model of a result, beside the predictor on the same examples."""
+    rows = [row for row in json.loads(result.read_text(encoding="utf-8"))["rows"] if row["config"]["steps"]]
     lengths, lines = rows[0]["config"]["eval_lengths"], []
     for row in rows:
-        found = {name: mean[0] for name, mean in row["metrics"].items()}
+        found = {name: sum(seeds) / len(seeds) for name, seeds in row["metrics"].items()}
         found |= {f"model_{name}": found[name] for name in found if name.startswith(("coordinate", "exact"))}
-        label = f"{row['label']}, {row['config']['steps']} steps"
+        label = f"{row['label']}, {row['config']['steps']:,} steps"
         lines += table("model", {label: found}, lengths, "model")[2 if lines else 0 :]
     return "\n".join([*lines, *table("model", {"untouched coordinates": found}, lengths, "untouched")[2:], ""])
 
 
 def parts(root: Path) -> dict[str, str]:
     """The generated parts of the page, by name."""
-    return {"ceilings": predictors(root), "early": early(root)}
+    return {"ceilings": predictors(root)} | {name: models(root / result) for name, result in BUDGETS.items()}
 
 
 def write(root: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 
 import pytest
 import torch
@@ -116,6 +117,17 @@ def test_every_model_learns_and_answers_causally(name):
     with torch.no_grad():
         torch.testing.assert_close(model(events.tokens)[:, :20], model(other)[:, :20])
     assert all(parameter.grad is not None for parameter in model.parameters())
+
+
+@pytest.mark.parametrize("name", ["direct-single-exp", "struct-split"])
+@pytest.mark.parametrize("preset", ["paper", "quick"])
+def test_a_memory_of_the_full_size_does_not_overflow_before_it_has_learned(name, preset):
+    """Right actions that stretch by a third per event would end float32 within these 512."""
+    row = next(row for row in get("mqar").rows(preset) if row.name == name)
+    model = build_model(row, 10)
+    with torch.no_grad():
+        loss = query_loss(model, row.task(10).batch(range(1)))
+    assert abs(loss - math.log(MODULUS)) < 0.1
 
 
 def test_the_loss_is_the_mean_over_queries_and_coordinates():

@@ -24,6 +24,9 @@ FREQUENCIES = (3, 4, 9, 10, 11, 12, 14, 15, 1, 2, 5, 6, 7, 8, 13)
 # Events that the slowest slot of its memory remembers: operations leave little of an older binding (`ceilings.py`), which would
 # only stand in the way of the newer ones of the same key.
 MEMORY_LENGTH = 32.0
+# Spread of the right projection. In unit time, full generators of the layer's own spread stretch a memory by a third per event:
+# it overflows within the first batch. Right actions are therefore held at norm one, and start closer to the identity.
+RIGHT_STD = 0.002
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -58,7 +61,7 @@ class MqarConfig(RecallConfig):
         start = (
             PAPER_START | {"frame_init": "random"}
             if self.start == "paper"
-            else {"bounded": False, "memory_length": MEMORY_LENGTH}
+            else {"memory_length": MEMORY_LENGTH, "right_std": RIGHT_STD}
         )
         return self.shared(SequenceConfig, num_outputs=WIDTH, num_classes=MODULUS, **start)
 
