@@ -29,15 +29,16 @@ def measure(*, channels: int = 256, rounds: int, budget: float, batch: int = 16,
         recurrence = Recurrence(**inputs).normalised()
         case = fused._case(recurrence)
         _, _, kept = fused._scan(*recurrence, None, None, True)
-
-        def run(framed: bool, recurrence: Any = recurrence, case: Any = case, kept: Any = kept, dy: Any = dy) -> dict[str, Any]:
+        nothing, calls, results = dy.new_empty(0), {}, {}
+        for name in ("frame", "direct"):
+            # Written over in every round, as recycled memory is.
             gradient = recurrence.map(torch.empty_like)
-            nothing = dy.new_empty(0)
-            fused._backward(case._replace(framed=framed), recurrence, None, None, kept, dy, None, gradient, nothing)
-            return {name: tensor for name, tensor in gradient._asdict().items() if tensor is not None}
-
-        errors = check(f"frame, P = {width}", run(True), run(False))
-        times = interleave({"frame": partial(run, True), "direct": partial(run, False)}, rounds=rounds, budget=budget)
+            way = case._replace(framed=name == "frame")
+            calls[name] = partial(fused._backward, way, recurrence, None, None, kept, dy, None, gradient, nothing)
+            calls[name]()
+            results[name] = {field: tensor for field, tensor in gradient._asdict().items() if tensor is not None}
+        errors = check(f"frame, P = {width}", results["frame"], results["direct"])
+        times = interleave(calls, rounds=rounds, budget=budget)
         point = {"width": width, "taken": case.framed, "error": max(errors.values())}
         points.append(point | {name: timing.as_dict() for name, timing in times.items()})
     return {"threads": torch.get_num_threads(), "batch": batch, "length": length, "channels": channels, "points": points}
