@@ -95,3 +95,15 @@ def test_a_group_that_is_no_rotation_leaves_the_others_in_the_frame(helpers, wit
     got = helpers.run_with_gradients(recurrence, state, backend="fused")["gradient of right"]
     direct = without_frame(helpers, recurrence, state)["gradient of right"]
     assert [torch.equal(got[:, :, g], direct[:, :, g]) for g in range(3)] == [False, True, False]
+
+
+def test_a_small_stretch_that_is_taken_back_is_found_out(helpers, without_frame):
+    """Of norm P to the last digit of float32, and undone by the next position: neither norms nor whole chunks show it."""
+    recurrence, state = helpers.make_recurrence(P=8, T=LENGTH, regime="near-unit", dtype=torch.float32)
+    stretch = torch.zeros(LENGTH, 8)
+    stretch[0:-1:2, 0], stretch[0:-1:2, 1], stretch[1::2, 0], stretch[1::2, 1] = 3e-4, -3e-4, -3e-4, 3e-4
+    right = torch.diag_embed(stretch.exp())[None, :, None].expand_as(recurrence.right).clone()
+    recurrence = recurrence._replace(right=right)
+    got = helpers.run_with_gradients(recurrence, state, backend="fused")
+    for name, tensor in without_frame(helpers, recurrence, state).items():
+        assert torch.equal(tensor, got[name]), name

@@ -7,7 +7,8 @@ With V_t = R_1 .. R_t since the chunk began, H_t = K_t V_t turns the recurrence 
 which leaves P x P products per position where H R and its gradients take N P^2 each. Rotations alone are run this way: there
 V^{-1} = V^T without a solve, and a frame is as well conditioned as a state. Whether the right actions of a chunk are rotations
 is found out before anything is moved (`entrance`): every |R_t|^2 is P, and the last V is orthogonal. The first allows no
-|det R_t| above one, and the second no product of them below one, so that each R_t is a rotation.
+|det R_t| above one, and the second no product of them below one, so that each R_t is a rotation. A norm sees a small stretch in
+second order only, so what is carried into the frame is also carried back, and must be what it was.
 
 Value, seen and dy are carried into the frame, dvalue and dseen out of it (`way_out`). The gradient of a right action is
 V_{t-1}^T B_t V_t with B_t = (L_t K_{t-1})^T S_t, S the adjoint in the frame. B needs no sum over N: it changes at a position by
@@ -40,7 +41,7 @@ _FORGETS = 1 / 16
 class Frame(NamedTuple):
     """Scratch of one chunk: V before every position and behind the last [position, group, P, P]; value, seen, dy, y, dvalue and
     dseen in the frame [position, group, r P]; B [group, P, P]; a product [P, P]; how far from rotations a group is, [group];
-    what a position keeps [1]."""
+    squares of what is carried into the frame, and of what is lost on the way back, [group]; what a position keeps [1]."""
 
     turns: Any
     value: Any
@@ -52,6 +53,8 @@ class Frame(NamedTuple):
     meeting: Any
     product: Any
     slack: Any
+    carried: Any
+    lost: Any
     kept: Any
 
 
@@ -79,6 +82,8 @@ def frame_opener(case: Any) -> Any:
             np.empty(tokens * sources, element),
             np.empty(groups * area, element),
             np.empty(area, element),
+            np.empty(block, element),
+            np.empty(block, element),
             np.empty(block, element),
             np.empty(1, element),
         )
@@ -110,6 +115,10 @@ def entrance(case: Any) -> Any:
             for r, line in enumerate(_rows(emit, outside, emit.times(u, count * width), count, width)):
                 at = emit.at(emit.times(s, count * width), r * width)
                 emit.store_sums(inside, at, [emit.mul(row, line) for row in rows])
+                off = emit.sub(emit.dot([emit.splat(inside, emit.at(at, i)) for i in range(width)], rows), line)
+                for sums, vector in ((frame.carried, line), (frame.lost, off)):
+                    squares = emit.total(emit.mul(vector, vector))
+                    emit.store_first(sums, g, emit.add(squares, emit.splat(sums, g)))
 
     @simd(case.dtype, width)
     def settle(emit: Emitter, frame: Frame, last: Any, g: Any) -> None:
@@ -121,6 +130,8 @@ def entrance(case: Any) -> Any:
     @njit(inline="always")
     def enter_frame(frame, turning, recurrence, dy, u, length, groups, count, block):
         frame.slack[:] = 0
+        frame.carried[:] = 0
+        frame.lost[:] = 0
         for t in range(length):
             for g in range(count):
                 if turning[g]:
@@ -129,7 +140,7 @@ def entrance(case: Any) -> Any:
         for g in range(count):
             if turning[g]:
                 settle(frame, length * block + g, g)
-                turning[g] = frame.slack[g] <= limit
+                turning[g] = frame.slack[g] <= limit and frame.lost[g] <= limit * frame.carried[g]
 
     return enter_frame
 
