@@ -127,7 +127,9 @@ def test_split_product_at_large_angles_and_decays():
 
 
 @pytest.mark.parametrize(
-    "flow", [SplitFlow(3), Orthogonal(3), Structured(3, bounded=True)], ids=["split", "orthogonal", "structured"]
+    "flow",
+    [SplitFlow(3), SplitFlow(3, bounded=True), Orthogonal(3), Structured(3, bounded=True)],
+    ids=["split", "bounded", "orthogonal", "structured"],
 )
 def test_second_derivatives(flow):
     coords = torch.randn(2, flow.num_coordinates, dtype=torch.float64, requires_grad=True)
@@ -158,7 +160,7 @@ def test_ops_keep_their_contracts():
         torch.ops.shippo.expm_frechet.default, (torch.randn(9, 4, 4).mT.requires_grad_(), generators, "fused")
     )
     coords, step = torch.randn(9, 16, requires_grad=True), torch.rand(9, requires_grad=True)
-    torch.library.opcheck(torch.ops.shippo.split_flow.default, (coords, step, 4, [4, 6, 6], "fused"))
+    torch.library.opcheck(torch.ops.shippo.split_flow.default, (coords, step, 4, [4, 6, 6, 1], "fused"))
     turns = torch.randn(9, 6, requires_grad=True)
     torch.library.opcheck(torch.ops.shippo.rotation.default, (turns, step, 4, [], "fused"))
     coords = torch.randn(9, 10, requires_grad=True)

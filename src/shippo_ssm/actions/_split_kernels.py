@@ -18,13 +18,14 @@ from shippo_ssm.actions._trig import largest_angle, sine_and_cosine, softplus, s
 from shippo_ssm.engine import LANES, LaneMap, block_reader, block_writer, simd
 
 
-def build_split(dtype: str, width: int, sizes: tuple[int, int, int], backward: bool) -> Callable[..., None]:
+def build_split(dtype: str, width: int, sizes: tuple[int, int, int, int], backward: bool) -> Callable[..., None]:
     """kernel(operands, start, stop): the split product or its gradient; `kernels.Operands` names the operands.
 
     The forward pass writes `right`; the backward pass reads it with its cotangent and writes d_coords and d_step.
-    `sizes` counts diagonals, rotations and shears.
+    `sizes` counts diagonals, rotations and shears, and says whether the product is divided by the norms of its shears.
     """
-    return _build(dtype, width, sizes, backward)[0]
+    *counts, bounded = sizes
+    return _build(dtype, width, tuple(counts), backward, bool(bounded))[0]
 
 
 def split_lanes(dtype: str, width: int, sizes: tuple[int, int, int], bounded: bool) -> LaneMap:
@@ -33,7 +34,7 @@ def split_lanes(dtype: str, width: int, sizes: tuple[int, int, int], bounded: bo
 
 
 def _build(
-    dtype: str, width: int, sizes: tuple[int, int, int], backward: bool, bounded: bool = False
+    dtype: str, width: int, sizes: tuple[int, ...], backward: bool, bounded: bool
 ) -> tuple[Callable[..., None], LaneMap]:
     from numba import njit
 
@@ -46,12 +47,14 @@ def _build(
     largest_decay, limit = 0.9 * math.log(float(np.finfo(element).max)), largest_angle(dtype)
 
     # Vectors of the scratch: the matrix, its cotangent, and per coordinate its value, two numbers of its factor, its
-    # derivative and its gradient; the step and its gradient.
+    # derivative and its gradient; the step and its gradient; <cotangent, R> of a bounded R.
     matrix, bar = 0, size * lanes
     value = 2 * size * lanes
     main, other, slope, gradient = (value + k * count_coords * lanes for k in (1, 2, 3, 4))
     step_at = value + 5 * count_coords * lanes
     step_gradient = step_at + lanes
+    scale_gradient = step_gradient + lanes
+    room = scale_gradient + lanes
 
     @simd(dtype, lanes)
     def prepare_diagonal(emit: Any, w: Any, k: Any) -> None:
@@ -136,7 +139,12 @@ def _build(
     def unshear(emit: Any, w: Any, k: Any, i: Any, j: Any) -> None:
         shift = emit.times(k, lanes)
         coef = emit.load(w, emit.at(main, shift), padded=True)
-        settle(emit, w, shift, inner(emit, w, j, i))
+        pulled = inner(emit, w, j, i)
+        if bounded:
+            # d log(1 / norm) / d coef is in `slope`, see `unshrink`.
+            scale = emit.load(w, scale_gradient, padded=True)
+            pulled = emit.fma(scale, emit.load(w, emit.at(slope, shift), padded=True), pulled)
+        settle(emit, w, shift, pulled)
         add_column(emit, w, matrix, i, j, emit.builder.fneg(coef))
         add_column(emit, w, bar, j, i, coef)
 
@@ -148,17 +156,38 @@ def _build(
                 vector = emit.load(w, main + entry // (width + 1) * lanes, padded=True)
             emit.store(w, entry * lanes, vector, padded=True)
 
-    @simd(dtype, lanes)
-    def shrink(emit: Any, w: Any) -> None:
-        # 1 / exp(asinh(z)) = sqrt(1 + z^2) - z for every shear, z = |coefficient| / 2; see `SplitFlow`.
-        build, total = emit.builder, emit.constant(1.0)
+    def norm_of_shears(emit: Any, w: Any) -> Any:
+        # exp(asinh(|z|)) = sqrt(1 + z^2) + |z| for every shear, z = coefficient / 2; see `SplitFlow`. Its logarithm has the
+        # derivative sign(z) / (2 sqrt(1 + z^2)), zero at zero, which is left in `slope` with a minus sign.
+        build, total, zero = emit.builder, emit.constant(1.0), emit.constant(0.0)
         for k in range(last_shear, count_coords):
             z = emit.mul(emit.load(w, main + k * lanes, padded=True), emit.constant(0.5))
-            z = build.select(build.fcmp_ordered("<", z, emit.constant(0.0)), build.fneg(z), z)
-            total = emit.mul(total, emit.add(square_root(emit, emit.fma(z, z, emit.constant(1.0))), z))
+            root = square_root(emit, emit.fma(z, z, emit.constant(1.0)))
+            negative = build.fcmp_ordered("<", z, zero)
+            sign = build.select(negative, emit.constant(0.5), emit.constant(-0.5))
+            sign = build.select(build.fcmp_ordered("==", z, zero), zero, sign)
+            emit.store(w, slope + k * lanes, build.fdiv(sign, root), padded=True)
+            total = emit.mul(total, emit.add(root, build.select(negative, build.fneg(z), z)))
+        return total
+
+    @simd(dtype, lanes)
+    def shrink(emit: Any, w: Any) -> None:
+        total = norm_of_shears(emit, w)
         for entry in range(size):
             place = matrix + entry * lanes
-            emit.store(w, place, build.fdiv(emit.load(w, place, padded=True), total), padded=True)
+            emit.store(w, place, emit.builder.fdiv(emit.load(w, place, padded=True), total), padded=True)
+
+    @simd(dtype, lanes)
+    def unshrink(emit: Any, w: Any) -> None:
+        # R = S / norm: <Y, R> pulls at the logarithm of 1 / norm, and Y / norm at S, whose factors are then taken off.
+        total, pulled = norm_of_shears(emit, w), emit.constant(0.0)
+        for entry in range(size):
+            place, place_bar = matrix + entry * lanes, bar + entry * lanes
+            held, cotangent = emit.load(w, place, padded=True), emit.load(w, place_bar, padded=True)
+            pulled = emit.fma(held, cotangent, pulled)
+            emit.store(w, place, emit.mul(held, total), padded=True)
+            emit.store(w, place_bar, emit.builder.fdiv(cotangent, total), padded=True)
+        emit.store(w, scale_gradient, pulled, padded=True)
 
     @simd(dtype, lanes)
     def undiagonal(emit: Any, w: Any, i: Any) -> None:
@@ -210,7 +239,7 @@ def _build(
 
     def kernel(operands, start, stop):
         coords, step, right, cotangent, d_coords, d_step, count = operands
-        w = np.zeros(step_gradient + lanes, dtype=element)
+        w = np.zeros(room, dtype=element)
         for block in range(start, stop):
             first = block * lanes
             here = min(lanes, count - first)
@@ -225,6 +254,8 @@ def _build(
             read_matrix(right, first, here, w, matrix)
             read_matrix(cotangent, first, here, w, bar)
             w[step_gradient : step_gradient + lanes] = 0.0
+            if bounded:
+                unshrink(w)
             for pair in range(num_shears - 1, -1, -1):
                 unshear(w, last_shear + pair, firsts[pair], seconds[pair])
             for pair in range(num_rotations - 1, -1, -1):
@@ -235,4 +266,4 @@ def _build(
             for lane in range(here):
                 d_step[first + lane] = w[step_gradient + lane]
 
-    return kernel, LaneMap(dtype, step_gradient + lanes, value, step_at, fill)
+    return kernel, LaneMap(dtype, room, value, step_at, fill)

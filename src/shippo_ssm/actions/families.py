@@ -43,6 +43,7 @@ from shippo_ssm.actions.split import (
     coefficients,
     identity_columns,
     make_factors,
+    shear_shrink,
     split_op,
 )
 from shippo_ssm.engine import launch
@@ -197,7 +198,11 @@ class SplitFlow(Factored):
             shape = torch.broadcast_shapes(coords.shape[:-1], step.shape)
             coords, step = coords.expand(*shape, -1), step.to(coords.dtype).expand(shape)
             inner = sum(self.sizes)
-            right = split_op(coords[..., :inner], step, self.width, self.sizes, kernel)
+            # The card's kernel knows no bound: there it is taken off below.
+            shrunk = self.bounded and kernel == "fused"
+            right = split_op(coords[..., :inner], step, self.width, (*self.sizes, int(shrunk)), kernel)
+            if shrunk:
+                return right
             if self.p is not None:
                 right = apply_factors(right.unbind(-1), self._rank_one_factors(), step.unsqueeze(-1) * coords[..., inner:])
         return (right * self._shrink(coords, step)).to(coords.dtype) if self.bounded else right
@@ -250,8 +255,7 @@ class SplitFlow(Factored):
     def _shrink(self, coords: Tensor, step: Tensor) -> Tensor:
         """One over the product of the norms of the shears, [.., 1, 1]."""
         dtype = compute_dtype(coords.dtype)
-        coef = self._eta(coords).to(dtype) * step.to(dtype).unsqueeze(-1)
-        return torch.exp(-torch.asinh(0.5 * coef.abs()).sum(-1))[..., None, None]
+        return shear_shrink(self._eta(coords).to(dtype) * step.to(dtype).unsqueeze(-1))
 
 
 def decays(coords: Tensor, step: Tensor, num_diagonal: int) -> Tensor:

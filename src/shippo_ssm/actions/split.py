@@ -59,10 +59,17 @@ def identity_columns(width: int, coef: Tensor) -> Sequence[Tensor]:
     return eye.expand(*coef.shape[:-1], width, width).unbind(-1)
 
 
+def shear_shrink(coef: Tensor) -> Tensor:
+    """One over the product of the norms of shears, [.., 1, 1], from their coefficients [.., K]."""
+    return torch.exp(-torch.asinh(0.5 * coef.abs()).sum(-1))[..., None, None]
+
+
 def split_product(coords: Tensor, step: Tensor, width: int, sizes: Sequence[int]) -> Tensor:
-    """R [.., P, P] in torch."""
-    coef = coefficients(coords, step, sizes[0])
-    return apply_factors(identity_columns(width, coef), make_factors(width, sizes), coef).to(coords.dtype)
+    """R [.., P, P] in torch; `sizes` as in `build_split`."""
+    *counts, bounded = sizes
+    coef = coefficients(coords, step, counts[0])
+    right = apply_factors(identity_columns(width, coef), make_factors(width, counts), coef)
+    return (right * shear_shrink(coef[..., counts[0] + counts[1] :]) if bounded else right).to(coords.dtype)
 
 
 def largest_decay(dtype: torch.dtype) -> float:

@@ -8,7 +8,7 @@ from shippo_ssm.engine.card import Config, card_obstacle, interpreted, launch_ca
 from shippo_ssm.engine.compiler import cache_directory
 from shippo_ssm.engine.emitter import Emitter, Pointer, Variable, register_lanes, simd, simd_lanes, tile_columns
 from shippo_ssm.engine.memory import recycled
-from shippo_ssm.engine.run import allocate, launch, launch_integers, needs_torch, parallel_for
+from shippo_ssm.engine.run import allocate, launch, launch_integers, needs_torch, parallel_for, serves
 
 __all__ = [
     "LANES",
@@ -31,6 +31,7 @@ __all__ = [
     "parallel_for",
     "recycled",
     "register_lanes",
+    "serves",
     "simd",
     "simd_lanes",
     "tile_columns",

@@ -20,6 +20,7 @@ import numpy as np
 import torch
 from torch.autograd import forward_ad
 
+from shippo_ssm._private import is_plain, transform_depth
 from shippo_ssm.engine.compiler import compile_kernel
 from shippo_ssm.engine.memory import recycled
 
@@ -59,6 +60,17 @@ def needs_torch(*tensors: torch.Tensor | None) -> str:
         if tensor is not None and forward_ad.unpack_dual(tensor).tangent is not None:
             return "forward-mode differentiation"
     return ""
+
+
+def serves(*tensors: torch.Tensor) -> bool:
+    """Whether a kernel may take the place of a formula of torch: plain CPU tensors with numbers in one dtype, and torch need not
+    see the formula, as it must in a compiler or under a transform."""
+    return (
+        not torch.compiler.is_compiling()
+        and not transform_depth()
+        and all(is_plain(tensor) and tensor.dtype == tensors[0].dtype and tensor.numel() > 0 for tensor in tensors)
+        and not needs_torch(*tensors)
+    )
 
 
 def launch(builder: Callable[..., Callable], count: int, operands: Any, /, fewest: int = 1, **constants: Any) -> None:

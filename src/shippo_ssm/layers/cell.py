@@ -28,6 +28,7 @@ from shippo_ssm._dtypes import compute_dtype
 from shippo_ssm.layers.card import card_step, takes_card_step
 from shippo_ssm.layers.halo import halo
 from shippo_ssm.layers.mixer import Segment
+from shippo_ssm.layers.scaled import scaled
 from shippo_ssm.scan import Recurrence, scan
 from shippo_ssm.scan.checks import asks_gradients, check_recurrence, describe_recurrence, expect_shape
 from shippo_ssm.scan.distributed import agree, tie
@@ -176,9 +177,9 @@ def run_cell(
             # An empty first sequence has no last position; -1 wraps to the end of the row, which is zero already.
             beta_next = beta_next.index_fill(1, torch.remainder(bounds[1:] - 1, value.shape[1]), 0)
     # The weight of a source stands on its value, the shorter of its two factors.
-    stored = (gamma + beta_next)[..., None, None] * value
+    stored, seen = scaled(value, gamma + beta_next, gamma)
     y, memory = scan(
-        recurrence._replace(value=stored, seen=gamma[..., None, None] * value),
+        recurrence._replace(value=stored, seen=seen),
         initial_state=before.memory + first[..., None, None] * before.source,
         output_final_state=True,
         cu_seqlens=segment.cu_seqlens,

@@ -16,8 +16,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from shippo_ssm._private import PLAIN, transform_depth, values_visible
-from shippo_ssm.engine import launch, needs_torch
+from shippo_ssm._private import values_visible
+from shippo_ssm.engine import launch, serves
 from shippo_ssm.layers._conv_kernels import Conv, ConvGradient, build_conv, build_conv_gradient
 from shippo_ssm.layers.halo import halo
 from shippo_ssm.layers.mixer import WHOLE, Segment
@@ -145,21 +145,11 @@ class ShortConv(nn.Module):
             row = torch.zeros_like(row).scatter(1, place.expand_as(row), row)
         weight = self.weight.to(row.dtype)
         bias = row.new_zeros(self.channels) if self.bias is None else self.bias.to(row.dtype)
-        if (
-            not {type(row), type(weight), type(bias)}.issubset(PLAIN)
-            or not row.is_cpu
-            or not weight.is_cpu
-            or row.dtype not in _NAMES
-            or not x.numel()
-            or not torch.is_grad_enabled()
-            or torch.compiler.is_compiling()
-            or transform_depth()
-            or needs_torch(row, weight, bias)
-        ):
-            y = shifted_sums(row, weight, bias)
-        else:
+        if torch.is_grad_enabled() and row.dtype in _NAMES and x.numel() and serves(row, weight, bias):
             y = _Convolved.apply(row, weight.contiguous(), bias.contiguous())
             assert isinstance(y, Tensor)
+        else:
+            y = shifted_sums(row, weight, bias)
         if place is not None:
             # The outputs before the first real input are missing from a convolution without padding; they are never real.
             y = torch.cat([torch.zeros_like(window), y], dim=1)

@@ -14,8 +14,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.autograd.function import FunctionCtx
 
-from shippo_ssm._private import PLAIN, transform_depth, values_visible
-from shippo_ssm.engine import launch, needs_torch
+from shippo_ssm._private import values_visible
+from shippo_ssm.engine import launch, serves
 from shippo_ssm.layers._norm_kernels import Norm, NormGradient, build_norm, build_norm_gradient
 from shippo_ssm.layers.spared import Spared
 
@@ -65,21 +65,11 @@ class RMSNorm(nn.RMSNorm):
 
     def forward(self, input: Tensor) -> Tensor:
         weight, eps = self.weight, self.eps
-        plain = type(input) in PLAIN and type(weight) in PLAIN and input.is_cpu and weight.is_cpu
-        if (
-            not plain
-            or input.dtype != weight.dtype
-            or input.dtype not in _NAMES
-            or eps is None
-            or not input.numel()
-            or torch.compiler.is_compiling()
-        ):
+        if input.dtype not in _NAMES or eps is None or not serves(input, weight):
             return super().forward(input)
-        if torch.is_grad_enabled():
-            if input.dtype == torch.bfloat16 or transform_depth() or needs_torch(input, weight):
-                return super().forward(input)
+        if torch.is_grad_enabled() and input.dtype != torch.bfloat16:
             return _Normed.apply(input.contiguous(), weight, eps)  # pyright: ignore[reportReturnType]
-        if not values_visible(input) or not input.is_contiguous():
+        if torch.is_grad_enabled() or not input.is_contiguous():
             return super().forward(input)
         return _Normed.forward(None, input, weight, eps)
 

@@ -30,6 +30,7 @@ from shippo_ssm.layers.conv import ShortConv
 from shippo_ssm.layers.drift import initial_drift
 from shippo_ssm.layers.mixer import Mixer, Segment
 from shippo_ssm.layers.norm import SparedNorm
+from shippo_ssm.layers.scaled import scaled
 from shippo_ssm.layers.spared import Spared
 from shippo_ssm.layers.spec import ShippoSpec
 from shippo_ssm.layers.state import ShippoState, check_state
@@ -183,7 +184,7 @@ class Shippo(Mixer[ShippoState], Spared):
         with torch.autocast(u.device.type, enabled=False) if lowered else contextlib.nullcontext():
             groups, width = self.num_groups, self.spec.group_width
             ranks = x.unflatten(-1, (self.spec.write_rank, groups, width)).transpose(-3, -2).to(emission.step.dtype)
-            value = emission.write_gate[..., None, None] * ranks
+            (value,) = scaled(ranks, emission.write_gate)
             right = None
             if self.right.num_coordinates and self.use_right:
                 right = self.right(emission.coords, emission.step)
@@ -193,10 +194,11 @@ class Shippo(Mixer[ShippoState], Spared):
                 y, cell = step_cell(record, emission.mix, state.cell)
             else:
                 y, cell = run_cell(record, emission.mix, state.cell, segment, self.spec.backend)
-            read_gate, own = emission.read_gate, ranks.select(-2, 0)
+            # Of one rank a view: the gradient of a selection is filled with zeros first.
+            read_gate, own = emission.read_gate, ranks.squeeze(-2) if self.spec.write_rank == 1 else ranks.select(-2, 0)
             if segment.asked is not None:
                 y, read_gate, own, gate = (segment.at_asked(tensor) for tensor in (y, read_gate, own, gate))
-            y = read_gate.unsqueeze(-1) * y
+            (y,) = scaled(y, read_gate)
             if self.read_norm is not None:
                 y = self.read_norm(y.flatten(-2)).view_as(y)
             y = y + self.skip.to(y.dtype) * own
