@@ -1,9 +1,8 @@
 """Settings that every test shares: one thread per worker, a fixed seed, a quiet hypothesis profile; and the file of routes."""
 
-# ruff: noqa: E402
 import os
 
-# Some virtual machines name AMX without its tiles' sizes: oneDNN's bfloat16 products then end the process. Read when torch loads.
+# Some virtual machines name AMX without the sizes of its tiles: oneDNN's bfloat16 products then end the process.
 os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_BF16")
 
 import json

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from shippo_ssm.layers import CellState, shippo_cell, shippo_cell_step
+from shippo_ssm.layers.cell import scaled
 
 
 def operands(B=2, T=9, G=2, N=5, P=3, rank=None, seed=0):
@@ -185,3 +186,45 @@ def test_bad_arguments(change, message):
     arguments, _ = operands()
     with pytest.raises(ValueError, match=message):
         shippo_cell(*arguments, **change)
+
+
+def scaled_case(shape: tuple[int, ...], axes: int, num_weights: int, dtype: torch.dtype):
+    """Rows, weights that lack the last `axes` of their axes, and cotangents."""
+    random = torch.Generator().manual_seed(0)
+
+    def draw(size: tuple[int, ...]) -> Tensor:
+        return torch.randn(size, generator=random, dtype=torch.float64).to(dtype)
+
+    leaves = [draw(shape), *(draw(shape[:-axes]) for _ in range(num_weights))]
+    return [leaf.requires_grad_() for leaf in leaves], [draw(shape) for _ in range(num_weights)]
+
+
+@pytest.mark.parametrize(
+    ("shape", "axes"), [((2, 5, 3, 1, 4), 2), ((40, 2), 1), ((3, 11, 2, 5), 2), ((33, 1), 1), ((3, 16), 1)]
+)
+@pytest.mark.parametrize("num_weights", [1, 2])
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-6), (torch.float64, 1e-14)])
+def test_scaled_rows_and_their_gradients_are_those_of_the_formula(shape, axes, num_weights, dtype, tolerance):
+    leaves, cotangents = scaled_case(shape, axes, num_weights, dtype)
+    products = scaled(*leaves)
+    assert products[0].grad_fn is not None
+    assert "Scaled" in products[0].grad_fn.name()
+    doubles = [leaf.detach().double().requires_grad_() for leaf in leaves]
+    true = [weight[(...,) + (None,) * axes] * doubles[0] for weight in doubles[1:]]
+    found = torch.autograd.grad(products, leaves, cotangents)
+    wanted = torch.autograd.grad(true, doubles, [cotangent.double() for cotangent in cotangents])
+    for ours, theirs in zip((*products, *found), (*true, *wanted), strict=True):
+        assert (ours.double() - theirs).norm() <= tolerance * (1 + theirs.norm())
+
+
+def test_scaled_rows_leave_to_torch_what_is_torchs():
+    leaves, cotangents = scaled_case((6, 3), 1, 2, torch.float64)
+    assert torch.autograd.gradgradcheck(scaled, leaves)
+    (first, _), expected = scaled(*leaves), leaves[1].unsqueeze(-1) * leaves[0]
+    slope = torch.func.grad(lambda x: (scaled(x, leaves[1].detach())[0] * cotangents[0]).sum())(leaves[0].detach())
+    torch.testing.assert_close(slope, torch.autograd.grad(expected, leaves[0], cotangents[0], retain_graph=True)[0])
+    torch.testing.assert_close(torch.func.vmap(lambda x, weight: scaled(x, weight)[0])(*leaves[:2]), expected)
+    torch.testing.assert_close(scaled(leaves[0].mT.contiguous().mT, leaves[1])[0], first)
+    wide = torch.randn(2, 17)
+    assert torch.equal(scaled(wide, torch.ones(2))[0], wide)
+    assert scaled(torch.randn(0, 3), torch.randn(0))[0].shape == (0, 3)

@@ -1,4 +1,4 @@
-"""Machine code of the exponential: eight matrices at a time, one per SIMD lane.
+"""Machine code of the exponential: LANES matrices at a time, one per SIMD lane.
 
 Data path. A block of LANES matrices [P, P] is transposed into a scratch array [slots, P P, LANES], so that entry (i, j)
 of all of them is one vector; every operation then is the textbook one on single numbers. A block that is not full is
@@ -135,7 +135,7 @@ def build_family(dtype: str, width: int, scheme: LaneScheme, inline: Inline, bac
 
 
 def expm_lanes(dtype: str, width: int, scheme: LaneScheme, inline: Inline) -> LaneMap:
-    """exp(step A) of eight tokens inside another kernel."""
+    """exp(step A) of LANES tokens inside another kernel."""
     from numba import njit
 
     core = _exponential(dtype, width, scheme, False)
@@ -273,7 +273,7 @@ def coordinate_traces(
 
 
 class Exponential(NamedTuple):
-    """The exponential of eight matrices in a scratch array: A stands first; for a gradient A^T, and the cotangent behind it."""
+    """The exponential of LANES matrices in a scratch array: A stands first; for a gradient A^T, and the cotangent behind it."""
 
     scratch: int
     """Numbers of the array."""

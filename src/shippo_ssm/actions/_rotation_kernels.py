@@ -1,4 +1,4 @@
-"""Machine code of closed-form rotations and of their gradient: eight tokens at a time, one per SIMD lane.
+"""Machine code of closed-form rotations and of their gradient: LANES tokens at a time, one per SIMD lane.
 
 The formulas are those of `rotations.py`, run once on `Lane`s instead of tensors while compiling: a `Lane` is a vector of
 numbers that remembers how it was made, so that the gradient comes from the same formula, by the chain rule backwards
@@ -77,7 +77,7 @@ def build_rotation(dtype: str, width: int, sizes: tuple[int, ...], backward: boo
 
 
 def rotation_lanes(dtype: str, width: int) -> LaneMap:
-    """The rotations of eight tokens inside another kernel."""
+    """The rotations of LANES tokens inside another kernel."""
     return _build(dtype, width, False)[1]
 
 

@@ -1,4 +1,4 @@
-"""Machine code of the split product and of its gradient: eight tokens at a time, one per SIMD lane.
+"""Machine code of the split product and of its gradient: LANES tokens at a time, one per SIMD lane.
 
 Data path. Coordinates [LANES, K] and steps [LANES] become vectors over the lanes; exp, softplus, sine and cosine are
 polynomials; the factors are updates of columns of a scratch matrix [P P, LANES]. The backward pass starts from the
@@ -29,7 +29,7 @@ def build_split(dtype: str, width: int, sizes: tuple[int, int, int, int], backwa
 
 
 def split_lanes(dtype: str, width: int, sizes: tuple[int, int, int], bounded: bool) -> LaneMap:
-    """The split product of eight tokens inside another kernel; `bounded` divides it by the norms of its shears."""
+    """The split product of LANES tokens inside another kernel; `bounded` divides it by the norms of its shears."""
     return _build(dtype, width, sizes, False, bounded)[1]
 
 

@@ -1,7 +1,7 @@
 """The compiled paths of right actions, on a CPU and on a card: when a call takes them, and the ops that are built on a kernel.
 
 Data path. Tensors [.., P, P] (or coordinates [.., K] and steps [..]) are taken as flat contiguous arrays of M items;
-`engine.launch` compiles the kernel for their dtype and width on first use and shares the blocks of eight items between
+`engine.launch` compiles the kernel for their dtype and width on first use and shares the blocks of LANES items between
 threads. Every block is computed the same way whatever thread takes it, so results do not
 depend on their number. On a card `launch_items` runs the kernels of `_triton_kernels.py`, up to P = 4 one item per lane.
 """

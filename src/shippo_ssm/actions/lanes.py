@@ -1,4 +1,4 @@
-"""Right actions inside another kernel: eight groups of a token at a time, one per SIMD lane.
+"""Right actions inside another kernel: LANES groups of a token at a time, one per SIMD lane.
 
 A family says in `RightAction.inline` which of the maps below computes it; the kernel that holds the map fills in coordinates
 and steps and finds the matrices. A family that says nothing hands over its matrices, made by `dense`.

@@ -8,7 +8,7 @@ from shippo_ssm.engine.card import Config, card_obstacle, interpreted, launch_ca
 from shippo_ssm.engine.compiler import cache_directory
 from shippo_ssm.engine.emitter import Emitter, Pointer, Variable, register_lanes, simd, simd_lanes, tile_columns
 from shippo_ssm.engine.memory import recycled
-from shippo_ssm.engine.run import allocate, launch, launch_integers, needs_torch, parallel_for, serves
+from shippo_ssm.engine.run import allocate, launch, launch_integers, needs_torch, parallel_for
 
 __all__ = [
     "LANES",
@@ -31,7 +31,6 @@ __all__ = [
     "parallel_for",
     "recycled",
     "register_lanes",
-    "serves",
     "simd",
     "simd_lanes",
     "tile_columns",

@@ -1,4 +1,4 @@
-"""Blocks of eight matrices in the lanes of SIMD vectors: [LANES, entries] in memory, [entries, LANES] in a scratch array.
+"""Blocks of LANES matrices in the lanes of SIMD vectors: [LANES, entries] in memory, [entries, LANES] in a scratch array.
 
 The scratch may be wider than the memory: float32 numbers are transposed first and widened after, and back. Readers and
 writers are inlined into the kernel that calls them: machine code that is kept on disk must not hold functions of its own,
@@ -11,16 +11,18 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
+import torch
 
 from shippo_ssm.engine.emitter import Emitter, simd
 
-LANES = 8
+# float32 numbers of one vector register; torch knows its width without a compiler being loaded.
+LANES = 16 if torch.backends.cpu.get_cpu_capability() == "AVX512" else 8
 # Blocks between a prefetch and its use: the processor's own prefetching ends with every page.
 AHEAD = 8
 
 
 class LaneMap(NamedTuple):
-    """A map of eight matrices at a time as it works on a scratch array: fill(w) turns coordinates and steps into matrices."""
+    """A map of LANES matrices at a time as it works on a scratch array: fill(w) turns coordinates and steps into matrices."""
 
     arithmetic: str
     """Dtype of the scratch."""
@@ -35,17 +37,19 @@ class LaneMap(NamedTuple):
 
 
 def transposed(emit: Any, rows: list[Any]) -> list[Any]:
-    """Eight vectors of eight elements, transposed by exchanging blocks of 1, 2 and 4 elements."""
+    """As many vectors as each has elements, a power of two, transposed by exchanging blocks of 1, 2, 4 and more elements."""
     from llvmlite import ir
 
-    mask, rows = ir.VectorType(ir.IntType(32), LANES), list(rows)
-    for distance in (1, 2, 4):
-        low = mask([p if not p & distance else LANES + p - distance for p in range(LANES)])
-        high = mask([p + distance if not p & distance else LANES + p for p in range(LANES)])
-        for i in range(LANES):
+    count, rows = len(rows), list(rows)
+    mask, distance = ir.VectorType(ir.IntType(32), count), 1
+    while distance < count:
+        low = mask([p if not p & distance else count + p - distance for p in range(count)])
+        high = mask([p + distance if not p & distance else count + p for p in range(count)])
+        for i in range(count):
             if not i & distance:
                 a, b = rows[i], rows[i | distance]
                 rows[i], rows[i | distance] = emit.builder.shuffle_vector(a, b, low), emit.builder.shuffle_vector(a, b, high)
+        distance *= 2
     return rows
 
 

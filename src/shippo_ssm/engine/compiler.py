@@ -28,6 +28,7 @@ from typing import Any
 import numpy as np
 
 from shippo_ssm import _private
+from shippo_ssm.engine.blocks import LANES
 
 logger = logging.getLogger("shippo_ssm")
 
@@ -106,7 +107,7 @@ def _digest(builder: Callable, kinds: Kinds, constants: dict[str, Any]) -> str:
 
     fields = [(kind.__qualname__, kind._fields) if hasattr(kind, "_fields") else str(kind) for kind in kinds]
     target: Any = cpu_target.target_context
-    machine = (target.codegen().magic_tuple(), numba.__version__, platform.python_version())
+    machine = (target.codegen().magic_tuple(), LANES, numba.__version__, platform.python_version())
     what = (builder.__module__, builder.__qualname__, fields, sorted(constants.items()), machine)
     digest = hashlib.sha256(repr(what).encode())
     for file in sorted(_sources(builder) | set(Path(__file__).parent.glob("*.py"))):

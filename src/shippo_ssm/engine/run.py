@@ -20,7 +20,7 @@ import numpy as np
 import torch
 from torch.autograd import forward_ad
 
-from shippo_ssm._private import is_plain, transform_depth
+from shippo_ssm._private import PLAIN, transform_depth
 from shippo_ssm.engine.compiler import compile_kernel
 from shippo_ssm.engine.memory import recycled
 
@@ -37,12 +37,22 @@ _lock = threading.RLock()
 _pool: ThreadPoolExecutor | None = None
 
 
-def needs_torch(*tensors: torch.Tensor | None) -> str:
+def needs_torch(*tensors: torch.Tensor | None, bare: bool = False) -> str:
     """Why these tensors need torch's own operations in the place of a kernel of ours, or "".
 
     Differentiation by `torch.func.grad`, `jvp` or `forward_ad` sees torch's operations only: a kernel would fail there, or
-    give a tangent of zero. (`vmap` alone is no obstacle, kernels have a rule for it.)
+    give a tangent of zero. (`vmap` alone is no obstacle, operators have a rule for it.) A kernel that is launched `bare`, not
+    as an operator of torch, takes numbers of one dtype in plain CPU tensors, and no part in compiling or `vmap`.
     """
+    if bare:
+        if torch.compiler.is_compiling() or transform_depth():
+            return "a compiler or a transform"
+        first = tensors[0]
+        for tensor in tensors:
+            assert tensor is not None
+            assert first is not None
+            if type(tensor) not in PLAIN or not tensor.is_cpu or tensor.dtype != first.dtype or not tensor.numel():
+                return "tensors that are not plain CPU numbers of one dtype"
     if torch.onnx.is_in_onnx_export():
         return "ONNX, which knows no kernels of ours"
     functorch: Any = torch._C._functorch  # pyright: ignore[reportAttributeAccessIssue]
@@ -60,17 +70,6 @@ def needs_torch(*tensors: torch.Tensor | None) -> str:
         if tensor is not None and forward_ad.unpack_dual(tensor).tangent is not None:
             return "forward-mode differentiation"
     return ""
-
-
-def serves(*tensors: torch.Tensor) -> bool:
-    """Whether a kernel may take the place of a formula of torch: plain CPU tensors with numbers in one dtype, and torch need not
-    see the formula, as it must in a compiler or under a transform."""
-    return (
-        not torch.compiler.is_compiling()
-        and not transform_depth()
-        and all(is_plain(tensor) and tensor.dtype == tensors[0].dtype and tensor.numel() > 0 for tensor in tensors)
-        and not needs_torch(*tensors)
-    )
 
 
 def launch(builder: Callable[..., Callable], count: int, operands: Any, /, fewest: int = 1, **constants: Any) -> None:
@@ -175,7 +174,9 @@ def parallel_for(n: int, body: Callable[[int, int], None]) -> None:
         for _ in range(num_threads - 1):
             helpers.append((_pool or _thread_pool()).submit(work))
     try:
-        work()
+        # `work` written out: as nearly always, when there is but one thread, it is all there is to do.
+        for i in slices:
+            body(i * n // num_slices, (i + 1) * n // num_slices)
     finally:
         for helper in helpers:
             if not helper.cancel() and (error := helper.exception()) is not None:

@@ -17,7 +17,8 @@ class Weighed(NamedTuple):
 
 
 class Rows(NamedTuple):
-    """Operands of `build_scaled`: addresses of x and d_x [rows, width], and two weights; what a kernel does not have is 0."""
+    """Operands of `build_scaled`: addresses of x and d_x [rows, width], and the weights, of one weight twice the same; what a
+    kernel does not have is 0."""
 
     x: int
     d_x: int
@@ -34,7 +35,7 @@ def build_scaled(dtype: str, width: int, num_weights: int, backward: bool) -> Ca
     @simd(dtype, register_lanes(dtype))
     def run(emit: Emitter, operands: Any, start: Any, count: Any) -> None:
         x, d_x = (emit.pointer(address, dtype) for address in operands[:2])
-        weighed = [Weighed(*(emit.pointer(address, dtype) for address in each)) for each in operands[2 : 2 + num_weights]]
+        weighed = [[emit.pointer(address, dtype) for address in each] for each in operands[2 : 2 + num_weights]]
         for i in emit.blocks(count):
             at = emit.at(start, i)
             columns, pulled = emit.load_columns(x, emit.times(at, width), width), []

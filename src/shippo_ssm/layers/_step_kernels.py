@@ -123,7 +123,8 @@ class Product(NamedTuple):
 
 
 # Rows of a weight that one item takes, no fewer than a matrix has; what is left at its end is taken with rows before it.
-ROWS = LANES
+# As many tokens stand in the lanes.
+ROWS = 8
 
 
 def build_product(storage: str, weights: str, dtype: str) -> Callable[..., None]:
@@ -147,7 +148,7 @@ def build_product(storage: str, weights: str, dtype: str) -> Callable[..., None]
         # A token goes into one lane of the vectors of all columns.
         x, start = emit.pointer(operands.x, storage), emit.builder.mul(token, operands.columns)
         for k in emit.each(operands.columns):
-            emit.store(wide, emit.at(target, emit.times(k, LANES)), emit.load(x, emit.at(start, k), padded=True), padded=True)
+            emit.store(wide, emit.at(target, emit.times(k, ROWS)), emit.load(x, emit.at(start, k), padded=True), padded=True)
 
     @simd(dtype, lanes)
     def dot_rows(emit: Emitter, operands: Any, matrix: Any, row: Any, wide: Any, sums: Any) -> None:
@@ -167,14 +168,14 @@ def build_product(storage: str, weights: str, dtype: str) -> Callable[..., None]
         for k in emit.blocks(emit.times(operands.columns, ROWS)):
             emit.store(block, k, emit.load(weight, emit.at(start, k)))
 
-    @simd(dtype, LANES)
+    @simd(dtype, ROWS)
     def multiply(emit: Emitter, operands: Any, matrix: Any, row: Any, block: Any, wide: Any, first: Any, sums: Any) -> None:
         totals = [emit.variable() for _ in range(ROWS)]
         weight, later = emit.pointer(matrix.weight, weights), emit.builder.mul(emit.at(row, ROWS), operands.columns)
         for k in emit.each(operands.columns):
             # The rows of the next block come while this one is multiplied.
             emit.prefetch(weight, emit.at(later, emit.times(k, ROWS)), 1)
-            tokens = emit.load(wide, emit.at(first, emit.times(k, LANES)), padded=True)
+            tokens = emit.load(wide, emit.at(first, emit.times(k, ROWS)), padded=True)
             for i, total in enumerate(totals):
                 place = emit.at(emit.times(operands.columns, i), k)
                 total.set(emit.fma(emit.splat(block, place), tokens, total.get()))
@@ -193,13 +194,13 @@ def build_product(storage: str, weights: str, dtype: str) -> Callable[..., None]
 
     def kernel(operands, start, stop):
         tokens, columns = operands.tokens, operands.columns
-        wide = np.zeros(columns if tokens == 1 else -(-tokens // LANES) * LANES * columns, element)
-        block, sums = np.empty(0 if tokens == 1 else ROWS * columns, element), np.zeros(LANES * ROWS, element)
+        wide = np.zeros(columns if tokens == 1 else -(-tokens // ROWS) * ROWS * columns, element)
+        block, sums = np.empty(0 if tokens == 1 else ROWS * columns, element), np.zeros(ROWS * ROWS, element)
         if tokens == 1:
             widen_x(operands, wide)
         else:
             for token in range(tokens):
-                spread_x(operands, token, wide, token // LANES * LANES * columns + token % LANES)
+                spread_x(operands, token, wide, token // ROWS * ROWS * columns + token % ROWS)
         for item in range(start, stop):
             left, base = item, 0
             matrix = operands.first
@@ -212,9 +213,9 @@ def build_product(storage: str, weights: str, dtype: str) -> Callable[..., None]
                 finish(operands, matrix, row, sums, 0, base + row)
             else:
                 widen_rows(operands, matrix, row, block)
-                for first in range(0, tokens, LANES):
+                for first in range(0, tokens, ROWS):
                     multiply(operands, matrix, row, block, wide, first * columns, sums)
-                    for token in range(first, min(first + LANES, tokens)):
+                    for token in range(first, min(first + ROWS, tokens)):
                         finish(operands, matrix, row, sums, (token - first) * ROWS, token * operands.rows + base + row)
 
     return kernel

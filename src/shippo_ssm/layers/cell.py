@@ -25,13 +25,19 @@ from torch import Tensor
 from torch.distributed import ProcessGroup
 
 from shippo_ssm._dtypes import compute_dtype
+from shippo_ssm._private import values_visible
+from shippo_ssm.engine import allocate, launch, needs_torch
+from shippo_ssm.layers._scaled_kernels import Rows, Weighed, build_scaled
 from shippo_ssm.layers.card import card_step, takes_card_step
 from shippo_ssm.layers.halo import halo
 from shippo_ssm.layers.mixer import Segment
-from shippo_ssm.layers.scaled import scaled
 from shippo_ssm.scan import Recurrence, scan
 from shippo_ssm.scan.checks import asks_gradients, check_recurrence, describe_recurrence, expect_shape
 from shippo_ssm.scan.distributed import agree, tie
+
+# Of `scaled`: numbers that are worth a thread, and the widest row whose columns are vectors of its kernel.
+_FEWEST, _WIDEST = 1 << 15, 16
+_NAMES = {torch.float32: "float32", torch.float64: "float64"}
 
 
 class CellState(NamedTuple):
@@ -189,8 +195,10 @@ def run_cell(
     assert memory is not None
     if last_source is not None:
         return y, CellState(memory, *last_source)
-    ends = segment.cu_seqlens
-    return y, CellState(memory, _last(write, before.write, ends), _last(value, before.value, ends))
+    if segment.cu_seqlens is None and value.shape[1]:
+        ends = write[:, -1].view_as(before.write), value[:, -1].view_as(before.value)
+        return y, CellState(memory, ends[0].to(before.write.dtype), ends[1].to(before.value.dtype))
+    return y, CellState(memory, *(_last(*pair, segment.cu_seqlens) for pair in zip((write, value), before[1:])))
 
 
 def step_cell(recurrence: Recurrence, mix: Tensor, before: CellState) -> tuple[Tensor, CellState]:
@@ -240,6 +248,64 @@ def shippo_cell_step(
     return y.to(dtype), after._replace(memory=memory)
 
 
+def scaled(x: Tensor, *weights: Tensor) -> tuple[Tensor, ...]:
+    """weight x for each of one or two weights [..] and rows x [.., (r,) P]; the axes that a weight lacks are the last of x.
+
+    torch broadcasts a number over the few channels of a group slowly, and its gradient takes a sum over as few; a kernel has
+    each pass as one over memory. Where torch has to see the formula it is `weight x`.
+
+    Example:
+        >>> import torch
+        >>> first, second = scaled(torch.ones(2, 3), torch.tensor([1.0, 2.0]), torch.tensor([0.0, 1.0]))
+        >>> first.tolist(), second.tolist()
+        ([[1.0, 1.0, 1.0], [2.0, 2.0, 2.0]], [[0.0, 0.0, 0.0], [1.0, 1.0, 1.0]])
+    """
+    wide = x.shape[weights[0].ndim :].numel() > _WIDEST
+    if wide or x.dtype not in _NAMES or needs_torch(x, *weights, bare=True):
+        return _scaled_formula(x, *weights)
+    products = _Scaled.apply(x.contiguous(), *map(Tensor.contiguous, weights))
+    assert isinstance(products, tuple)
+    return products
+
+
+def _scaled_formula(x: Tensor, *weights: Tensor) -> tuple[Tensor, ...]:
+    return tuple(weight.view(*weight.shape, *[1] * (x.ndim - weight.ndim)) * x for weight in weights)
+
+
+class _Scaled(torch.autograd.Function):
+    """`scaled` of contiguous CPU tensors, with its gradient in one pass."""
+
+    @staticmethod
+    def forward(ctx: Any, *inputs: Tensor) -> tuple[Tensor, ...]:
+        x, *weights = inputs
+        count, weighed, products = weights[0].numel(), [], []
+        for weight in weights:
+            products.append(allocate(x, tuple(x.shape)))
+            weighed.append(Weighed(weight.data_ptr(), products[-1].data_ptr(), 0))
+        ctx.sizes = {"dtype": _NAMES[x.dtype], "width": x.numel() // count, "num_weights": len(weights)}
+        operands = Rows(x.data_ptr(), 0, weighed[0], weighed[-1])
+        launch(build_scaled, count, operands, _FEWEST // ctx.sizes["width"] + 1, **ctx.sizes, backward=False)
+        ctx.save_for_backward(*inputs)
+        return tuple(products)
+
+    @staticmethod
+    def backward(ctx: Any, *cotangents: Tensor) -> tuple[Tensor | None, ...]:
+        x, *weights = ctx.saved_tensors
+        if torch.is_grad_enabled() or not all(map(values_visible, cotangents)):
+            # A second derivative is torch's.
+            wanted = [tensor for tensor, needed in zip((x, *weights), ctx.needs_input_grad) if needed]
+            with torch.enable_grad():
+                products = _scaled_formula(x, *weights)
+            found = iter(torch.autograd.grad(products, wanted, cotangents, create_graph=True))
+            return tuple(next(found) if needed else None for needed in ctx.needs_input_grad)
+        cotangents, gradients = tuple(map(Tensor.contiguous, cotangents)), [allocate(x, tuple(x.shape))]
+        gradients += [torch.empty_like(weight) for weight in weights]
+        weighed = [Weighed._make(t.data_ptr() for t in each) for each in zip(weights, cotangents, gradients[1:])]
+        operands = Rows(x.data_ptr(), gradients[0].data_ptr(), weighed[0], weighed[-1])
+        launch(build_scaled, weights[0].numel(), operands, _FEWEST // ctx.sizes["width"] + 1, **ctx.sizes, backward=True)
+        return tuple(gradients)
+
+
 def _enter_part(recurrence: Recurrence, before: CellState, segment: Segment) -> tuple[CellState, tuple[Tensor, Tensor]]:
     """What this rank's part continues from, and the last (write, value) of the whole sequence.
 
@@ -267,11 +333,9 @@ def _check_cell_state(op: str, state: CellState, shapes: dict[str, tuple[int, ..
 
 
 def _last(tensor: Tensor, before: Tensor, cu_seqlens: Tensor | None) -> Tensor:
-    """`tensor` [B, T, ...] at the last position of each sequence, or what stood `before` an empty one, in its shape."""
-    if tensor.shape[1] == 0:
+    """`tensor` [1, T, ...] at the last position of each packed sequence, or what stood `before` an empty one, in its shape."""
+    if cu_seqlens is None or tensor.shape[1] == 0:
         return before
-    if cu_seqlens is None:
-        return tensor[:, -1].view_as(before).to(before.dtype)
     last = tensor[0, (cu_seqlens[1:] - 1).clamp_min(0).to(torch.int64)].view_as(before)
     filled = (cu_seqlens.diff() > 0).view(-1, *[1] * (last.ndim - 1))
     return torch.where(filled, last, before)

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from shippo_ssm._private import values_visible
-from shippo_ssm.engine import launch, serves
+from shippo_ssm.engine import launch, needs_torch
 from shippo_ssm.layers._conv_kernels import Conv, ConvGradient, build_conv, build_conv_gradient
 from shippo_ssm.layers.halo import halo
 from shippo_ssm.layers.mixer import WHOLE, Segment
@@ -145,7 +145,7 @@ class ShortConv(nn.Module):
             row = torch.zeros_like(row).scatter(1, place.expand_as(row), row)
         weight = self.weight.to(row.dtype)
         bias = row.new_zeros(self.channels) if self.bias is None else self.bias.to(row.dtype)
-        if torch.is_grad_enabled() and row.dtype in _NAMES and x.numel() and serves(row, weight, bias):
+        if torch.is_grad_enabled() and row.dtype in _NAMES and x.numel() and not needs_torch(row, weight, bias, bare=True):
             y = _Convolved.apply(row, weight.contiguous(), bias.contiguous())
             assert isinstance(y, Tensor)
         else:

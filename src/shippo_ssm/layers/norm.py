@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.autograd.function import FunctionCtx
 
 from shippo_ssm._private import values_visible
-from shippo_ssm.engine import launch, serves
+from shippo_ssm.engine import launch, needs_torch
 from shippo_ssm.layers._norm_kernels import Norm, NormGradient, build_norm, build_norm_gradient
 from shippo_ssm.layers.spared import Spared
 
@@ -65,7 +65,7 @@ class RMSNorm(nn.RMSNorm):
 
     def forward(self, input: Tensor) -> Tensor:
         weight, eps = self.weight, self.eps
-        if input.dtype not in _NAMES or eps is None or not serves(input, weight):
+        if input.dtype not in _NAMES or eps is None or needs_torch(input, weight, bare=True):
             return super().forward(input)
         if torch.is_grad_enabled() and input.dtype != torch.bfloat16:
             return _Normed.apply(input.contiguous(), weight, eps)  # pyright: ignore[reportReturnType]

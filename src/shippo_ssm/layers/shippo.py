@@ -24,13 +24,12 @@ from shippo_ssm._dtypes import compute_dtype
 from shippo_ssm._private import under_transform, values_visible
 from shippo_ssm.actions import get_family
 from shippo_ssm.layers import decode
-from shippo_ssm.layers.cell import CellState, run_cell, step_cell
+from shippo_ssm.layers.cell import CellState, run_cell, scaled, step_cell
 from shippo_ssm.layers.controller import Controller, Emission
 from shippo_ssm.layers.conv import ShortConv
 from shippo_ssm.layers.drift import initial_drift
 from shippo_ssm.layers.mixer import Mixer, Segment
 from shippo_ssm.layers.norm import SparedNorm
-from shippo_ssm.layers.scaled import scaled
 from shippo_ssm.layers.spared import Spared
 from shippo_ssm.layers.spec import ShippoSpec
 from shippo_ssm.layers.state import ShippoState, check_state

@@ -37,8 +37,8 @@ from shippo_ssm.models import SequenceModel, save_checkpoint
 from shippo_ssm.tasks.mqar import MODULUS, WIDTH
 
 LENGTHS = (128, 512, 2048, 4096)
-# The paper's protocol, in the precision that pays; the first steps of such a run, to see that every row learns; a fifth of the steps and one seed, from the start
-# of the first version; small models for a few steps, in seconds.
+# The paper's protocol, in the precision that pays; the first steps of such a run, to see that every row learns; a fifth of the
+# steps and one seed, from the start of the first version; small models for a few steps, in seconds.
 PAPER = MqarConfig(precision="auto")
 EARLY = replace(PAPER, steps=300, num_seeds=1, eval_every=50, eval_examples=64)
 QUICK = MqarConfig(steps=1000, num_seeds=1, start="paper")
@@ -64,7 +64,9 @@ def rows(base: MqarConfig | None = None) -> tuple[MqarConfig, ...]:
     base = base or MqarConfig()
     models = [
         # torch's GRU gains nothing from products in bfloat16.
-        replace(base, name=name, label=label, mixer=mixer, expand=expand, **({"precision": "float32"} if mixer == "gru" else {}))
+        replace(
+            base, name=name, label=label, mixer=mixer, expand=expand, **({"precision": "float32"} if mixer == "gru" else {})
+        )
         for name, (label, mixer, expand) in MODELS.items()
     ]
     return (*models, replace(base, name="untouched", label="Untouched coordinates", mixer="untouched", steps=0))
@@ -154,7 +156,12 @@ EXPERIMENT = Experiment(
     protocol="F_31, 13 operations; AdamW 5e-4, batch 16, length 512; quick 1,000 steps, 1 seed; paper 5,000 steps, 3 seeds",
     tables=paper_tables("mqar-coordinate", "mqar-exact"),
     wall_time="quick: 3.6 hours on two cores",
-    presets={"quick": partial(rows, QUICK), "paper": partial(rows, PAPER), "early": partial(rows, EARLY), "smoke": partial(rows, SMOKE)},
+    presets={
+        "quick": partial(rows, QUICK),
+        "paper": partial(rows, PAPER),
+        "early": partial(rows, EARLY),
+        "smoke": partial(rows, SMOKE),
+    },
     train=train,
     columns=COLUMNS,
     judge=judge,
