@@ -14,6 +14,9 @@ PAGE, RESULT = Path("docs", "reading.md"), Path("results", "mqar.json")
 # Part of the page -> the result whose models it shows.
 BUDGETS = {"early": Path("results", "mqar-early.json"), "paper": Path("results", "mqar-paper.json")}
 
+# Operations since the binding that a column of their own is given to.
+COUNTS = (0, 1, 2, 3)
+
 
 def table(head: str, lines: dict[str, dict[str, Any]], lengths: list[int], name: str) -> list[str]:
     """A line per entry with coordinate / exact accuracy of the predictor `name` at every length."""
@@ -49,9 +52,22 @@ def models(result: Path) -> str:
     return "\n".join([*lines, *table("model", {"untouched coordinates": found}, lengths, "untouched")[2:], ""])
 
 
+def by_operations(result: Path) -> str:
+    """Exact accuracy of each model of a result at the training length, by the number of operations since the binding."""
+    rows = [row for row in json.loads(result.read_text(encoding="utf-8"))["rows"] if row["config"]["steps"]]
+    head = [f"{count} operation{'s' * (count != 1)}" for count in COUNTS]
+    lines = [f"| model | {' | '.join(head)} |", f"|{'---|' * (len(COUNTS) + 1)}"]
+    shown = [(row["label"], row, "exact") for row in rows] + [("untouched coordinates", rows[-1], "untouched_exact")]
+    for label, row, metric in shown:
+        profile = dict(zip(row["notes"]["operation_bins"], row["curves"][f"{metric}_{row['config']['length']}_by_operations"]))
+        lines.append(f"| {label} | {' | '.join(f'{sum(profile[count]) / len(profile[count]):.3f}' for count in COUNTS)} |")
+    return "\n".join([*lines, ""])
+
+
 def parts(root: Path) -> dict[str, str]:
     """The generated parts of the page, by name."""
-    return {"ceilings": predictors(root)} | {name: models(root / result) for name, result in BUDGETS.items()}
+    budgets = {name: models(root / result) for name, result in BUDGETS.items()}
+    return {"ceilings": predictors(root), "operations": by_operations(root / BUDGETS["paper"])} | budgets
 
 
 def write(root: Path) -> None:

@@ -26,6 +26,7 @@ from shippo_ssm.experiments.mqar.model import MqarConfig, build_model, load_mode
 from shippo_ssm.experiments.mqar.recall import flatten_scores, scores_of_lengths
 from shippo_ssm.experiments.paper import paper_tables
 from shippo_ssm.lab.experiment import Experiment, FinishedRow, Highlight, Result, RowResult, Session, Verdict, by_row
+from shippo_ssm.lab.precision import products_in, resolve_precision
 from shippo_ssm.lab.training import measure
 from shippo_ssm.layers import identity_right, zero_right_suffix
 
@@ -79,7 +80,7 @@ def train(config: SuffixConfig, seeds: tuple[int, ...], session: Session) -> Row
     model = trained_model(config, seed)
     total = config.eval_examples * sum(config.eval_lengths)
     parts = scores_of_lengths(config, lambda length: config.task(seed, length), model)
-    with CONTEXTS[config.intervention](model):
+    with CONTEXTS[config.intervention](model), products_in(resolve_precision(config.precision)):
         known = measure(parts, on_cost=lambda tokens: session.report(int(tokens), total))
     metrics, profiles = flatten_scores(known)
     return RowResult(metrics=metrics, curves={"step": [], **profiles})

@@ -51,11 +51,12 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from shippo_ssm.engine import LANES, Emitter, Pointer, register_lanes, simd, simd_lanes, tile_columns, transposed
+from shippo_ssm.engine import Emitter, Pointer, register_lanes, simd, simd_lanes, tile_columns, transposed
 from shippo_ssm.scan._frame_kernels import entrance, frame_opener, meeting, way_out
 from shippo_ssm.scan.algebra import Recurrence
 
 __all__ = [
+    "SIDE",
     "Backward",
     "Case",
     "Forward",
@@ -72,6 +73,8 @@ __all__ = [
 PREFETCH = 16
 # Positions after which a summary looks anew whether a group has forgotten everything.
 LOOK = 64
+# Rows and columns of the blocks in which a matrix is transposed.
+SIDE = 8
 # A `Recurrence` as traces see it: every field is a `Pointer`.
 Pointers = Any
 
@@ -507,7 +510,7 @@ def _retreat(case: Case) -> Any:
     columns = tile_columns(dtype, lanes)
     # A product of more than one tile reads its rows from scratch.
     tiled = has_right and width > columns
-    across = tiled and width % LANES == 0 and order % LANES == 0
+    across = tiled and width % SIDE == 0 and order % SIDE == 0
 
     @simd(dtype, lanes)
     def retreat(
@@ -600,11 +603,11 @@ def _retreat(case: Case) -> Any:
 
     def _store_dright_across(emit: Emitter, states: Pointer, old: Any, moved: Pointer, dright: Pointer, start: Any) -> None:
         # The same with lanes along the columns of M, which is turned into [N, P] behind itself: no sum over lanes is left.
-        eight = Emitter(emit.builder, dtype, LANES)
+        eight = Emitter(emit.builder, dtype, SIDE)
         turned = emit.at(width * row)
-        for p in range(0, width, LANES):
+        for p in range(0, width, SIDE):
             for n in eight.blocks(order):
-                columns = transposed(eight, _rows(eight, moved, emit.at(n, p * row), LANES, row))
+                columns = transposed(eight, _rows(eight, moved, emit.at(n, p * row), SIDE, row))
                 for i, column in enumerate(columns):
                     eight.store(moved, emit.at(turned, emit.times(emit.at(n, i), width), p), column, padded=True)
         line = Emitter(emit.builder, dtype, simd_lanes(dtype, width))

@@ -18,9 +18,10 @@ import torch
 from torch import Tensor
 
 from shippo_ssm._dtypes import compute_dtype
-from shippo_ssm.engine import LANES, allocate, launch
+from shippo_ssm.engine import allocate, launch
 from shippo_ssm.scan._frame_kernels import FRAMED
 from shippo_ssm.scan._fused_kernels import (
+    SIDE,
     Backward,
     Case,
     Forward,
@@ -273,7 +274,7 @@ def _backward(
     partials = gradient.drift if case.varying else value.new_zeros(len(items.first_chunk), *recurrence.drift.shape, dtype=dtype)
     results = gradient._replace(drift=partials)
     # Whole, aligned blocks alone can be streamed.
-    streamed = recurrence.write.nbytes >= _STREAMED and case.order % LANES == 0
+    streamed = recurrence.write.nbytes >= _STREAMED and case.order % SIDE == 0
     case = case._replace(streamed=streamed)
     launch(build_backward, count, Backward(items, recurrence, kept, dy, dfinal, results, dinitial), case=case)
     if not case.varying:
