@@ -72,6 +72,27 @@ def needs_torch(*tensors: torch.Tensor | None, bare: bool = False) -> str:
     return ""
 
 
+def differentiate(
+    formula: Callable[..., Any],
+    inputs: tuple[torch.Tensor, ...],
+    needed: tuple[bool, ...],
+    cotangents: tuple[torch.Tensor, ...],
+) -> tuple[torch.Tensor | None, ...]:
+    """Gradients of `formula(*inputs)` that can be differentiated again, where the gradient of a kernel cannot: torch's own.
+
+    Args:
+        formula: what the kernel computes, in torch.
+        inputs: what it is asked of.
+        needed: which of their gradients are wanted; the others are `None`.
+        cotangents: of what it gives.
+    """
+    wanted = [tensor for tensor, need in zip(inputs, needed) if need]
+    with torch.enable_grad():
+        outputs = formula(*inputs)
+    found = iter(torch.autograd.grad(outputs, wanted, cotangents, create_graph=True))
+    return tuple(next(found) if need else None for need in needed)
+
+
 def launch(builder: Callable[..., Callable], count: int, operands: Any, /, fewest: int = 1, **constants: Any) -> None:
     """Run the kernel `builder(**constants)` on `operands` for all items of `range(count)`, on all threads.
 

@@ -315,7 +315,7 @@ def build_cell(case: CellCase) -> Callable[..., None]:
 
     @simd(dtype, LANES)
     def read_tile(emit: Emitter, operands: Any, token: Any, g: Any, coords: Any) -> None:
-        # The coordinates of eight groups from g on, with their biases, into the lanes.
+        # The coordinates of LANES groups from g on, with their biases, into the lanes.
         raw, bias = emit.pointer(operands.coords, storage), emit.pointer(operands.right_bias, dtype)
         first = emit.times(g, count_coords)
         start = emit.at(emit.builder.mul(token, operands.coords_row), first)

@@ -26,7 +26,7 @@ from torch.distributed import ProcessGroup
 
 from shippo_ssm._dtypes import compute_dtype
 from shippo_ssm._private import values_visible
-from shippo_ssm.engine import allocate, launch, needs_torch
+from shippo_ssm.engine import allocate, differentiate, launch, needs_torch
 from shippo_ssm.layers._scaled_kernels import Rows, Weighed, build_scaled
 from shippo_ssm.layers.card import card_step, takes_card_step
 from shippo_ssm.layers.halo import halo
@@ -292,12 +292,7 @@ class _Scaled(torch.autograd.Function):
     def backward(ctx: Any, *cotangents: Tensor) -> tuple[Tensor | None, ...]:
         x, *weights = ctx.saved_tensors
         if torch.is_grad_enabled() or not all(map(values_visible, cotangents)):
-            # A second derivative is torch's.
-            wanted = [tensor for tensor, needed in zip((x, *weights), ctx.needs_input_grad) if needed]
-            with torch.enable_grad():
-                products = _scaled_formula(x, *weights)
-            found = iter(torch.autograd.grad(products, wanted, cotangents, create_graph=True))
-            return tuple(next(found) if needed else None for needed in ctx.needs_input_grad)
+            return differentiate(_scaled_formula, (x, *weights), ctx.needs_input_grad, cotangents)
         cotangents, gradients = tuple(map(Tensor.contiguous, cotangents)), [allocate(x, tuple(x.shape))]
         gradients += [torch.empty_like(weight) for weight in weights]
         weighed = [Weighed._make(t.data_ptr() for t in each) for each in zip(weights, cotangents, gradients[1:])]

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from shippo_ssm._private import values_visible
-from shippo_ssm.engine import launch, needs_torch
+from shippo_ssm.engine import differentiate, launch, needs_torch
 from shippo_ssm.layers._conv_kernels import Conv, ConvGradient, build_conv, build_conv_gradient
 from shippo_ssm.layers.halo import halo
 from shippo_ssm.layers.mixer import WHOLE, Segment
@@ -53,12 +53,7 @@ class _Convolved(torch.autograd.Function):
     def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor | None, ...]:
         (row, weight, bias), (dy,) = ctx.saved_tensors, grad_outputs
         if torch.is_grad_enabled() or not values_visible(dy):
-            # A second derivative is torch's.
-            wanted = [tensor for tensor, needed in zip((row, weight, bias), ctx.needs_input_grad) if needed]
-            with torch.enable_grad():
-                y = shifted_sums(row, weight, bias)
-            found = iter(torch.autograd.grad(y, wanted, dy, create_graph=True))
-            return tuple(next(found) if needed else None for needed in ctx.needs_input_grad)
+            return differentiate(shifted_sums, (row, weight, bias), ctx.needs_input_grad, (dy,))
         (batch, length, channels), taps, dy = dy.shape, len(weight), dy.contiguous()
         d_row, d_taps = torch.zeros_like(row), row.new_zeros(batch, taps + 1, channels)
         addresses = (tensor.data_ptr() for tensor in (row, weight, dy, d_row, d_taps))

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.autograd.function import FunctionCtx
 
 from shippo_ssm._private import values_visible
-from shippo_ssm.engine import launch, needs_torch
+from shippo_ssm.engine import differentiate, launch, needs_torch
 from shippo_ssm.layers._norm_kernels import Norm, NormGradient, build_norm, build_norm_gradient
 from shippo_ssm.layers.spared import Spared
 
@@ -43,12 +43,11 @@ class _Normed(torch.autograd.Function):
     def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor | None, ...]:
         (u, weight), (dy,) = ctx.saved_tensors, grad_outputs
         if torch.is_grad_enabled() or not values_visible(dy):
-            # A second derivative is torch's.
-            wanted = [tensor for tensor, needed in zip((u, weight), ctx.needs_input_grad) if needed]
-            with torch.enable_grad():
-                y = F.rms_norm(u, weight.shape, weight, ctx.eps)
-            found = iter(torch.autograd.grad(y, wanted, dy, create_graph=True))
-            return *(next(found) if needed else None for needed in ctx.needs_input_grad[:2]), None
+
+            def formula(u: Tensor, weight: Tensor) -> Tensor:
+                return F.rms_norm(u, weight.shape, weight, ctx.eps)
+
+            return *differentiate(formula, (u, weight), ctx.needs_input_grad[:2], (dy,)), None
         channels = u.shape[-1]
         tokens, dy, du = u.numel() // channels, dy.contiguous(), torch.empty_like(u)
         chunks = -(-tokens // _CHUNK)

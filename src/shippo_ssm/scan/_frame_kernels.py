@@ -105,14 +105,14 @@ def entrance(case: Any) -> Any:
     def enter(emit: Emitter, frame: Frame, s: Any, later: Any, g: Any, recurrence: Any, u: Any, dy: Pointer) -> None:
         moves, here = emit.times(u, area), emit.times(later, area)
         _multiply(emit, frame.turns, emit.times(s, area), recurrence.right, moves, frame.turns, here, width)
-        rows = _rows(emit, recurrence.right, moves, width)
+        rows = load_rows(emit, recurrence.right, moves, width)
         off = emit.sub(emit.total(emit.dot(rows, rows)), emit.constant(width))
         emit.store_first(frame.slack, g, emit.fma(off, off, emit.splat(frame.slack, g)))
-        rows = _rows(emit, frame.turns, here, width)
+        rows = load_rows(emit, frame.turns, here, width)
         carried = [(recurrence.value, frame.value, rank), (dy, frame.dy, 1)]
         carried += [(recurrence.seen, frame.seen, rank)] * case.has_seen
         for outside, inside, count in carried:
-            for r, line in enumerate(_rows(emit, outside, emit.times(u, count * width), count, width)):
+            for r, line in enumerate(load_rows(emit, outside, emit.times(u, count * width), count, width)):
                 at = emit.at(emit.times(s, count * width), r * width)
                 emit.store_sums(inside, at, [emit.mul(row, line) for row in rows])
                 off = emit.sub(emit.dot([emit.splat(inside, emit.at(at, i)) for i in range(width)], rows), line)
@@ -124,7 +124,7 @@ def entrance(case: Any) -> Any:
     def settle(emit: Emitter, frame: Frame, last: Any, g: Any) -> None:
         turn = emit.times(last, area)
         _multiply(emit, frame.turns, turn, frame.turns, turn, frame.product, 0, width, transposed=True)
-        off = [emit.sub(row, emit.unit(j)) for j, row in enumerate(_rows(emit, frame.product, 0, width))]
+        off = [emit.sub(row, emit.unit(j)) for j, row in enumerate(load_rows(emit, frame.product, 0, width))]
         emit.store_first(frame.slack, g, emit.add(emit.total(emit.dot(off, off)), emit.splat(frame.slack, g)))
 
     @njit(inline="always")
@@ -159,7 +159,7 @@ def meeting(case: Any) -> tuple[Any, Any, Any]:
     def turn_adjoint(emit: Emitter, frame: Frame, s: Any, adjoint: Pointer, q: Any) -> None:
         matrix = emit.times(s, width * width)
         for n in emit.blocks(order):
-            rows = _rows(emit, adjoint, emit.at(q, n), width, row)
+            rows = load_rows(emit, adjoint, emit.at(q, n), width, row)
             for p in range(width):
                 moved = emit.dot([emit.splat(frame.turns, emit.at(matrix, p * width + k)) for k in range(width)], rows)
                 emit.store(adjoint, emit.at(q, n, p * row), moved, padded=True)
@@ -171,7 +171,7 @@ def meeting(case: Any) -> tuple[Any, Any, Any]:
                 sums = [emit.variable() for _ in range(count)]
                 for n in emit.blocks(order):
                     state = emit.load(states, emit.at(old, n, emit.times(i, row)), padded=True)
-                    columns = _rows(emit, adjoint, emit.at(q, n, emit.times(j, row)), count, row)
+                    columns = load_rows(emit, adjoint, emit.at(q, n, emit.times(j, row)), count, row)
                     for total, column in zip(sums, columns):
                         total.set(emit.fma(state, column, total.get()))
                 at = emit.at(emit.times(g, width * width), emit.times(i, width), j)
@@ -199,15 +199,15 @@ def way_out(case: Any) -> tuple[Any, Any]:
     @simd(dtype, width)
     def leave(emit: Emitter, frame: Frame, s: Any, later: Any, g: Any, dvalue: Pointer, dseen: Pointer, u: Any) -> None:
         answer, sources, outside = emit.times(s, width), emit.times(s, rank * width), emit.times(u, rank * width)
-        turns = _rows(emit, frame.turns, emit.times(later, area), width)
+        turns = load_rows(emit, frame.turns, emit.times(later, area), width)
         pairs = [(frame.value, frame.dvalue, dvalue)] + [(frame.seen, frame.dseen, dseen)] * has_seen
         for _, inside, out in pairs:
             for r in range(rank):
                 line = emit.dot([emit.splat(inside, emit.at(sources, r * width + i)) for i in range(width)], turns)
                 emit.store(out, emit.at(outside, r * width), line, padded=True)
         dy, b = emit.load(frame.dy, answer, padded=True), emit.times(g, area)
-        gradients = [(source, _rows(emit, inside, sources, rank, width)) for source, inside, _ in pairs]
-        for i, row in enumerate(_rows(emit, frame.meeting, b, width)):
+        gradients = [(source, load_rows(emit, inside, sources, rank, width)) for source, inside, _ in pairs]
+        for i, row in enumerate(load_rows(emit, frame.meeting, b, width)):
             row = emit.fma(emit.splat(frame.y, emit.at(answer, i)), dy, row)
             for source, lines in gradients:
                 for r, line in enumerate(lines):
@@ -223,7 +223,7 @@ def way_out(case: Any) -> tuple[Any, Any]:
     return leave, turn_back
 
 
-def _rows(emit: Emitter, array: Pointer, start: Any, count: int, row: int | None = None) -> list[Any]:
+def load_rows(emit: Emitter, array: Pointer, start: Any, count: int, row: int | None = None) -> list[Any]:
     """`count` vectors, one every `row` numbers from `start` on; one behind another by default."""
     return [emit.load(array, emit.at(start, i * (row or emit.lanes)), padded=True) for i in range(count)]
 
@@ -244,7 +244,7 @@ def _multiply(
     """out = left right, or left^T right: P x P matrices that begin at a, b and c, a row of `right` to a vector."""
     for i, count in emit.strips(width, tile_columns(emit.dtype, emit.lanes)):
         sums: list[Any] = [None] * count
-        for k, row in enumerate(_rows(emit, right, b, width)):
+        for k, row in enumerate(load_rows(emit, right, b, width)):
             for j in range(count):
                 place = emit.at(i, j)
                 entry = emit.at(a, k * width, place) if transposed else emit.at(a, emit.times(place, width), k)

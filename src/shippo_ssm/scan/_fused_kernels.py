@@ -52,7 +52,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from shippo_ssm.engine import Emitter, Pointer, register_lanes, simd, simd_lanes, tile_columns, transposed
-from shippo_ssm.scan._frame_kernels import entrance, frame_opener, meeting, way_out
+from shippo_ssm.scan._frame_kernels import entrance, frame_opener, load_rows, meeting, way_out
 from shippo_ssm.scan.algebra import Recurrence
 
 __all__ = [
@@ -465,10 +465,10 @@ def _advance(case: Case, *, answers: bool, replays: bool) -> Any:
             for n in emit.blocks(order):
                 left = emit.load(decays, emit.at(a, n), padded=True)
                 if has_right:
-                    rows = _rows(emit, states, emit.at(old, n), width, row)
+                    rows = load_rows(emit, states, emit.at(old, n), width, row)
                     state = _product(emit, rows, right, emit.at(matrix, q), count, 1)
                 else:
-                    state = _rows(emit, states, emit.at(old, n, emit.times(q, row)), count, row)
+                    state = load_rows(emit, states, emit.at(old, n, emit.times(q, row)), count, row)
                 state = moved = [emit.mul(left, x) for x in state]
                 wheres = load_wheres(n)
                 for where, line in zip(wheres, values):
@@ -492,7 +492,7 @@ def _advance(case: Case, *, answers: bool, replays: bool) -> Any:
                 emit.store_sums(y, emit.at(emit.times(v, width), q), [output.get() for output in outputs])
         if replays and width > columns:
             for n in emit.blocks(order):
-                rows, wheres = _rows(emit, states, emit.at(new, n), width, row), load_wheres(n)
+                rows, wheres = load_rows(emit, states, emit.at(new, n), width, row), load_wheres(n)
                 if has_seen:
                     # What was moved here, without the source of its own.
                     for where, line in zip(wheres, _splats(emit, value, first, rank, width)):
@@ -533,7 +533,7 @@ def _retreat(case: Case) -> Any:
             overlaps = [emit.variable() for _ in range(rank)]
 
         def store_slope(n: Any, lower: list[Any]) -> None:
-            slope = emit.dot(_rows(emit, states, emit.at(old, n), width, row), lower)
+            slope = emit.dot(load_rows(emit, states, emit.at(old, n), width, row), lower)
             dsteps.set(emit.fma(slope, emit.load(drift, emit.at(emit.times(d, order), n)), dsteps.get()))
             if varying:
                 emit.store(out.drift, emit.at(emit.times(u, order), n), emit.mul(slope, rate))
@@ -543,7 +543,7 @@ def _retreat(case: Case) -> Any:
 
         for n in emit.blocks(order):
             readout = emit.load(read, emit.at(emit.times(u, order), n))
-            later = _rows(emit, adjoint, emit.at(s, n), width, row)
+            later = load_rows(emit, adjoint, emit.at(s, n), width, row)
             upper = [emit.fma(readout, c, x) for c, x in zip(cotangents, later)]
             source_adjoint = later if has_seen else upper
             for r in range(rank):
@@ -574,12 +574,12 @@ def _retreat(case: Case) -> Any:
         if tiled:
             for p, count in emit.strips(width, columns):
                 for n in emit.blocks(order):
-                    rows = _rows(emit, moved, n, width, row)
+                    rows = load_rows(emit, moved, n, width, row)
                     lower = _product(emit, rows, right, emit.at(matrix, emit.times(p, width)), count, width)
                     for i, x in enumerate(lower):
                         emit.store(adjoint, emit.at(s, n, emit.times(emit.at(p, i), row)), x, padded=True)
             for n in emit.blocks(order):
-                store_slope(n, _rows(emit, adjoint, emit.at(s, n), width, row))
+                store_slope(n, load_rows(emit, adjoint, emit.at(s, n), width, row))
         emit.store_sums(out.step, u, [dsteps.get()])
         if across:
             _store_dright_across(emit, states, old, moved, out.right, dmatrix)
@@ -593,8 +593,8 @@ def _retreat(case: Case) -> Any:
                 high, wide = min(2, width - top), min(4, width - left)
                 tile = [[emit.variable() for _ in range(wide)] for _ in range(high)]
                 for n in emit.blocks(order):
-                    columns = _rows(emit, moved, emit.at(n, left * row), wide, row)
-                    for line, h in zip(tile, _rows(emit, states, emit.at(old, n, top * row), high, row)):
+                    columns = load_rows(emit, moved, emit.at(n, left * row), wide, row)
+                    for line, h in zip(tile, load_rows(emit, states, emit.at(old, n, top * row), high, row)):
                         for total, m in zip(line, columns):
                             total.set(emit.fma(h, m, total.get()))
                 for p, line in enumerate(tile, start=top):
@@ -607,7 +607,7 @@ def _retreat(case: Case) -> Any:
         turned = emit.at(width * row)
         for p in range(0, width, SIDE):
             for n in eight.blocks(order):
-                columns = transposed(eight, _rows(eight, moved, emit.at(n, p * row), SIDE, row))
+                columns = transposed(eight, load_rows(eight, moved, emit.at(n, p * row), SIDE, row))
                 for i, column in enumerate(columns):
                     eight.store(moved, emit.at(turned, emit.times(emit.at(n, i), width), p), column, padded=True)
         line = Emitter(emit.builder, dtype, simd_lanes(dtype, width))
@@ -649,7 +649,7 @@ def _turn(case: Case, mirrored: bool, many: int) -> Any:
             return [[emit.lane(vector, j) for j in range(width)] for vector in vectors]
 
         for q in emit.blocks(wide):
-            rows = _rows(emit, behind.frame, emit.at(w, q), width, wide)
+            rows = load_rows(emit, behind.frame, emit.at(w, q), width, wide)
             for c in range(many):
                 token = emit.at(u, emit.times(stride, c))
                 matrix = wide_splats(recurrence.right, emit.times(token, width * width), width)
@@ -683,7 +683,7 @@ def _gather(case: Case, mirrored: bool, many: int) -> Any:
             decay = emit.load(behind.decay, emit.at(k, n), padded=True)
             # Lanes that have forgotten everything by now take nothing more: most of them, in a long segment.
             with emit.when_any(decay):
-                update = _rows(emit, behind.update, emit.at(s, n), width, row)
+                update = load_rows(emit, behind.update, emit.at(s, n), width, row)
                 drifts = None if varying else emit.load(drift, emit.at(emit.times(d, order), n))
                 for c, token in enumerate(tokens):
                     if varying:
@@ -718,10 +718,6 @@ def _product(emit: Emitter, rows: list[Any], matrix: Pointer, start: Any, count:
             entry = emit.splat(matrix, emit.at(start, p * down + q * stride))
             result[q] = emit.mul(x, entry) if p == 0 else emit.fma(x, entry, result[q])
     return result
-
-
-def _rows(emit: Emitter, array: Pointer, start: Any, count: int, row: int) -> list[Any]:
-    return [emit.load(array, emit.at(start, p * row), padded=True) for p in range(count)]
 
 
 def _splats(emit: Emitter, array: Pointer, start: Any, rows: int, columns: int) -> list[list[Any]]:
