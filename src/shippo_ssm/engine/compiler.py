@@ -67,6 +67,7 @@ def compile_kernel(builder: Callable[..., Callable], kinds: Kinds, constants: di
         A callable (operands, start, stop) that holds no GIL while it runs. It trusts the types of what it is given.
     """
     import numba
+    from llvmlite import binding
 
     digest = _digest(builder, kinds, constants)
     folder = cache_directory() if Path(inspect.getfile(builder)).exists() else None
@@ -79,6 +80,8 @@ def compile_kernel(builder: Callable[..., Callable], kinds: Kinds, constants: di
     with _private.slp_vectorizer():
         result = _load(file, dispatcher.targetctx)
         if result is None:
+            # Traces may name instructions that LLVM has no words for.
+            binding.initialize_native_asmparser()
             _announce(f"{builder.__name__}({', '.join(f'{k}={v}' for k, v in constants.items())})")
             dispatcher.compile((_record_type(iter(kinds)), numba.int64, numba.int64))
             (result,) = dispatcher.overloads.values()

@@ -48,19 +48,19 @@ def simd_lanes(dtype: str, length: int) -> int:
 
 def register_lanes(dtype: str) -> int:
     """Lanes of one vector register of this processor, at least four."""
-    return max(4, (64 if _has_avx512() else 32) // np.dtype(dtype).itemsize)
+    return max(4, (64 if _has("avx512f") else 32) // np.dtype(dtype).itemsize)
 
 
 def tile_columns(dtype: str, lanes: int) -> int:
     """Columns of a tile of vectors of `lanes`: its sums take half of the vector registers, its operands the rest."""
-    registers = 32 if _has_avx512() else 16
+    registers = 32 if _has("avx512f") else 16
     return max(1, registers // 2 * register_lanes(dtype) // max(lanes, register_lanes(dtype)))
 
 
-def _has_avx512() -> bool:
+def _has(feature: str) -> bool:
     from llvmlite import binding
 
-    return bool(binding.get_host_cpu_features().get("avx512f"))
+    return bool(binding.get_host_cpu_features().get(feature))
 
 
 def simd(dtype: str, lanes: int) -> Callable[[Callable[..., None]], Any]:
@@ -284,22 +284,12 @@ class Emitter:
         )
         return self._shuffle(first, first, [0] * self.lanes)
 
-    def widened(self, array: Pointer, index: Any, length: int) -> tuple[Pointer, Any]:
-        """Where array[index : index + length] stands as numbers that can be splat one by one: short ones are copied first."""
-        from numba.core import cgutils
-
-        if not array.storage:
-            return array, index
-        room = cgutils.alloca_once(self.builder, self._ir.ArrayType(self.scalar, length))
-        copy = Pointer(self.builder.bitcast(room, self.scalar.as_pointer()))
+    def copy(self, array: Pointer, index: Any, target: Pointer, place: Any, length: int) -> None:
+        """target[place : place + length] = array[index : index + length], widened where they are stored short."""
         for start in range(0, length, self.lanes):
             count = min(self.lanes, length - start)
             kind = self.scalar if count == 1 else self._ir.VectorType(self.scalar, count)
-            self._store(self._load(kind, array, self.at(index, start)), copy, start)
-        # Nothing is known about the copy from here on: LLVM would take single numbers out of the vectors above, which is slow.
-        hide = self._ir.FunctionType(self._ir.VoidType(), [copy.address.type])
-        self.builder.asm(hide, "", "r,~{memory}", [copy.address], True)
-        return copy, 0
+            self._store(self._load(kind, array, self.at(index, start)), target, self.at(place, start))
 
     def forget(self) -> None:
         """Numbers that were stored are loaded again from here on: LLVM would keep more of them than there are registers."""
@@ -460,13 +450,7 @@ class Emitter:
     def _store(self, value: Any, array: Pointer, index: Any, streamed: bool = False) -> None:
         if array.storage:
             assert array.storage == "bfloat16"
-            # To the nearest, ties to even; a NaN stays one.
-            build, (short, long, number) = self.builder, self._integers(value.type, 16)
-            bits = build.bitcast(value, long)
-            odd = build.and_(build.lshr(bits, number(16)), number(1))
-            rounded = build.lshr(build.add(build.add(bits, odd), number(0x7FFF)), number(16))
-            rounded = build.select(build.fcmp_unordered("uno", value, value), number(0x7FC0), rounded)
-            value, size = build.trunc(rounded, short), 2
+            value, size = self._rounded(value), 2
         else:
             size = self._itemsize
         stored = self.builder.store(value, self._element(value.type, array, index))
@@ -475,6 +459,22 @@ class Emitter:
             # A store past the caches must be aligned as a whole.
             stored.align = size * value.type.count
             stored.set_metadata("nontemporal", self.builder.module.add_metadata([self._ir.IntType(32)(1)]))
+
+    def _rounded(self, value: Any) -> Any:
+        """The bits of `value` in bfloat16: to the nearest, ties to even; a NaN stays one."""
+        build, (short, long, number) = self.builder, self._integers(value.type, 16)
+        count = getattr(value.type, "count", 1)
+        if _has("avx512bf16") and count in (4, 8, 16):
+            # LLVM has no word for this instruction but in a type that llvmlite does not know; its results fill a register.
+            lanes = max(8, count)
+            kind = self._ir.FunctionType(self._ir.VectorType(self._ir.IntType(16), lanes), [value.type])
+            bits = build.asm(kind, "vcvtneps2bf16 $1, $0", "=v,v", [value], False)
+            return bits if count == lanes else self._shuffle(bits, bits, list(range(count)))
+        bits = build.bitcast(value, long)
+        odd = build.and_(build.lshr(bits, number(16)), number(1))
+        rounded = build.lshr(build.add(build.add(bits, odd), number(0x7FFF)), number(16))
+        rounded = build.select(build.fcmp_unordered("uno", value, value), number(0x7FC0), rounded)
+        return build.trunc(rounded, short)
 
     def _integers(self, kind: Any, bits: int) -> tuple[Any, Any, Callable[[int], Any]]:
         """Integers of `bits` and of 32 bits in the place of float32 numbers `kind`, and constants of the latter."""

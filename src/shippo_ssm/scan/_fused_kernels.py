@@ -155,10 +155,12 @@ class Behind(NamedTuple):
 
 
 class Chunk(NamedTuple):
-    """Scratch: states [position, group, P, row] and decays [position, group, row] of one chunk or one position."""
+    """Scratch: states [position, group, P, row], decays [position, group, row] and, of operands in bfloat16, numbers that are
+    splat one by one, [position, group, P P + r P + P] (right, value, dy), of one chunk or one position."""
 
     states: Any
     decays: Any
+    numbers: Any
 
 
 class Adjoint(NamedTuple):
@@ -172,13 +174,14 @@ class Adjoint(NamedTuple):
 
 class Place(NamedTuple):
     """Where one position of one group stands: token of the operands, row of value, seen and dy (the token, but in a frame),
-    drift row, old state, decay, adjoint, slope."""
+    drift row, old state, decay, numbers, adjoint, slope."""
 
     u: Any
     v: Any
     d: Any
     old: Any
     a: Any
+    z: Any
     s: Any
     k: Any
 
@@ -191,7 +194,7 @@ def padded_order(dtype: str, order: int) -> int:
 
 def build_forward(case: Case) -> Any:
     """The forward kernel: y, the final states and, unless `checkpoints` is empty, the state before every chunk."""
-    advance, decay = _advance(case, answers=True, replays=False), _decay(case)
+    advance, prepare, many = _advance(case, answers=True, replays=False), _prepare(case, replays=False), num_numbers(case)
     order, width, row, chunk, varying = case.order, case.width, case.row, case.chunk, case.varying
     tiled = width > tile_columns(case.dtype, simd_lanes(case.dtype, order))
     size = width * row
@@ -204,7 +207,7 @@ def build_forward(case: Case) -> Any:
         other = block * size if tiled else 0
         states = np.empty(block * size + other, element)
         decays = np.empty(block * row, element)
-        scratch = Chunk(states, decays)
+        scratch = Chunk(states, decays, np.empty(block * many, element))
         for item in range(start, stop):
             sequence, first = item // num_blocks, item % num_blocks * block
             count = min(block, groups - first)
@@ -225,11 +228,11 @@ def build_forward(case: Case) -> Any:
                 for t in range(low, min(low + chunk, end)):
                     u = t * groups + first
                     for g in range(count):
-                        decay(recurrence, u + g, u + g if varying else first + g, decays, g * row)
+                        prepare(scratch, g * row, g * many, recurrence, y, u + g, u + g if varying else first + g)
                     for g in range(count):
                         ahead = PREFETCH if g + PREFETCH < count else PREFETCH + skip
                         h, k = old + g * size, new + g * size
-                        advance(scratch, h, k, g * row, recurrence, u + g, u + g, ahead, y, y, y)
+                        advance(scratch, h, k, g * row, g * many, recurrence, u + g, u + g, ahead, y, y, y)
                     old, new = new, old
             for g in range(count):
                 for n in range(order):
@@ -241,7 +244,8 @@ def build_forward(case: Case) -> Any:
 
 def build_backward(case: Case) -> Any:
     """The backward kernel: gradients of every operand; a constant drift's is left as one partial per sequence."""
-    advance, retreat, decay = _advance(case, answers=False, replays=True), _retreat(case), _decay(case)
+    advance, retreat = _advance(case, answers=False, replays=True), _retreat(case)
+    prepare, many = _prepare(case, replays=True), num_numbers(case)
     plain = case._replace(has_right=False)
     glide, glide_back = _advance(plain, answers=True, replays=True), _retreat(plain)
     open_frame, enter_frame = frame_opener(case), entrance(case)
@@ -257,7 +261,8 @@ def build_backward(case: Case) -> Any:
         decays = np.empty(chunk * block * row, element)
         adjoint = np.empty(block * size, element)
         slopes = np.empty(block * row, element)
-        scratch, adjoints = Chunk(states, decays), Adjoint(adjoint, np.empty(2 * size, element), slopes)
+        scratch = Chunk(states, decays, np.empty(chunk * block * many, element))
+        adjoints = Adjoint(adjoint, np.empty(2 * size, element), slopes)
         frame, turning = open_frame(block), np.zeros(block, np.bool_)
         _, write, read, step, drift, right, _ = recurrence
         inside = Recurrence(frame.value, write, read, step, drift, right, frame.seen)
@@ -285,14 +290,15 @@ def build_backward(case: Case) -> Any:
                 for t in range(low, high):
                     u, s = t * groups + first, (t - low) * block
                     for g in range(count):
-                        decay(recurrence, u + g, u + g if varying else first + g, decays, (s + g) * row)
+                        d = u + g if varying else first + g
+                        prepare(scratch, (s + g) * row, (s + g) * many, recurrence, dy, u + g, d)
                     for g in range(count):
                         ahead = PREFETCH if g + PREFETCH < count else PREFETCH + skip
-                        old, new, a = (s + g) * size, (s + g + block) * size, (s + g) * row
+                        old, new, a, z = (s + g) * size, (s + g + block) * size, (s + g) * row, (s + g) * many
                         if framed and turning[g]:
-                            glide(scratch, old, new, a, inside, u + g, s + g, ahead, frame.y, frame.dy, dread)
+                            glide(scratch, old, new, a, z, inside, u + g, s + g, ahead, frame.y, frame.dy, dread)
                         else:
-                            advance(scratch, old, new, a, recurrence, u + g, u + g, ahead, dy, dy, dread)
+                            advance(scratch, old, new, a, z, recurrence, u + g, u + g, ahead, dy, dy, dread)
                 for g in range(count):
                     if framed and turning[g]:
                         s = (high - low) * block + g
@@ -306,7 +312,7 @@ def build_backward(case: Case) -> Any:
                         s = (t - low) * block + g
                         d = u if varying else first + g
                         v = s if framed and turning[g] else u
-                        place = Place(u=u, v=v, d=d, old=s * size, a=s * row, s=g * size, k=g * row)
+                        place = Place(u=u, v=v, d=d, old=s * size, a=s * row, z=s * many, s=g * size, k=g * row)
                         if framed and turning[g]:
                             glide_back(place, scratch, adjoints, inside, frame.dy, dinside)
                             leave(frame, s, s + block, g, dvalue, dseen, u)
@@ -396,18 +402,37 @@ def build_summary(case: Case, mirrored: bool) -> Any:
     return summary
 
 
-def _decay(case: Case) -> Any:
-    """exp(step drift) of one position and group, in a loop of its own: its long dependency chains then overlap."""
-    order = case.order
+def num_numbers(case: Case) -> int:
+    """Numbers of one position and group that are splat one by one: right, value and dy."""
+    return case.width * (case.width + case.rank + 1)
+
+
+def _prepare(case: Case, *, replays: bool) -> Any:
+    """exp(step drift) of one position and group, in a loop of its own: its long dependency chains then overlap.
+
+    So does what has to be widened before it can be splat: what was stored just before is slow to load again.
+    """
+    _, order, width, rank, has_right = case[:5]
 
     @simd(case.dtype, simd_lanes(case.dtype, order))
-    def decay(emit: Emitter, recurrence: Pointers, u: Any, d: Any, decays: Pointer, a: Any) -> None:
+    def prepare(emit: Emitter, scratch: Chunk, a: Any, z: Any, recurrence: Pointers, dy: Pointer, u: Any, d: Any) -> None:
         rate = emit.mul(emit.splat(recurrence.step, u), emit.constant(math.log2(math.e)))
         for n in emit.blocks(order):
             exponent = emit.mul(rate, emit.load(recurrence.drift, emit.at(emit.times(d, order), n)))
-            emit.store(decays, emit.at(a, n), emit.exp2(exponent), padded=True)
+            emit.store(scratch.decays, emit.at(a, n), emit.exp2(exponent), padded=True)
+        lengths = (has_right * width * width, rank * width, replays * width)
+        for array, length, place in zip(
+            (recurrence.right, recurrence.value, dy), lengths, (0, width**2, width * (width + rank))
+        ):
+            if array.storage:
+                emit.copy(array, emit.times(u, length), scratch.numbers, emit.at(z, place), length)
 
-    return decay
+    return prepare
+
+
+def _numbers(emit: Emitter, scratch: Chunk, z: Any, array: Pointer, index: Any, place: int) -> tuple[Pointer, Any]:
+    """Where the numbers that begin at array[index] can be splat: in place, or where `_prepare` has widened them."""
+    return (scratch.numbers, emit.at(z, place)) if array.storage else (array, index)
 
 
 def _advance(case: Case, *, answers: bool, replays: bool) -> Any:
@@ -426,6 +451,7 @@ def _advance(case: Case, *, answers: bool, replays: bool) -> Any:
         old: Any,
         new: Any,
         a: Any,
+        z: Any,
         recurrence: Pointers,
         u: Any,
         v: Any,
@@ -435,17 +461,17 @@ def _advance(case: Case, *, answers: bool, replays: bool) -> Any:
         dread: Pointer,
     ) -> None:
         value, write, read, _, _, right, seen = recurrence
-        states, decays = scratch
+        states, decays, _ = scratch
         # Rows end with every block of groups, and the processor's own prefetching does not jump over the gap.
         for array, length in ((write, rank * order), (read, order), (right, has_right * width**2)):
             emit.prefetch(array, emit.times(emit.at(u, ahead), length), length)
         sources = emit.times(v, rank * width)
-        value, first = emit.widened(value, sources, rank * width)
-        if has_right:
-            right, matrix = emit.widened(right, emit.times(u, width * width), width * width)
+        value, first = _numbers(emit, scratch, z, value, sources, width**2)
+        right, matrix = _numbers(emit, scratch, z, right, emit.times(u, width * width), 0)
         cotangents, own = [], []
         if replays:
-            (cotangents,) = _splats(emit, *emit.widened(dy, emit.times(v, width), width), 1, width)
+            dy, at_dy = _numbers(emit, scratch, z, dy, emit.times(v, width), width * (width + rank))
+            (cotangents,) = _splats(emit, dy, at_dy, 1, width)
             if has_seen:
                 own = [emit.dot(line, cotangents) for line in _splats(emit, seen, sources, rank, width)]
 
@@ -516,15 +542,16 @@ def _retreat(case: Case) -> Any:
     def retreat(
         emit: Emitter, place: Place, scratch: Chunk, adjoints: Adjoint, recurrence: Pointers, dy: Pointer, out: Pointers
     ) -> None:
-        u, v, d, old, a, s, k = place
+        u, v, d, old, a, z, s, k = place
         value, write, read, step, drift, right, seen = recurrence
-        (states, decays), (adjoint, moved, slopes) = scratch, adjoints
+        (states, decays, _), (adjoint, moved, slopes) = scratch, adjoints
         sources = emit.times(v, rank * width)
-        values = _splats(emit, *emit.widened(value, sources, rank * width), rank, width)
-        (cotangents,) = _splats(emit, *emit.widened(dy, emit.times(v, width), width), 1, width)
+        values = _splats(emit, *_numbers(emit, scratch, z, value, sources, width**2), rank, width)
+        dy, at_dy = _numbers(emit, scratch, z, dy, emit.times(v, width), width * (width + rank))
+        (cotangents,) = _splats(emit, dy, at_dy, 1, width)
         rate = emit.splat(step, u)
         dmatrix = emit.times(u, width * width)
-        right, matrix = emit.widened(right, dmatrix, width * width) if has_right else (right, dmatrix)
+        right, matrix = _numbers(emit, scratch, z, right, dmatrix, 0)
         dvalues = [[emit.variable() for _ in range(width)] for _ in range(rank)]
         dsteps = emit.variable()
         own, overlaps = [], []
