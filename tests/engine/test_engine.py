@@ -227,6 +227,32 @@ def test_records_of_addresses(dtype):
     assert torch.equal(out, left.float() + right.float())
 
 
+def build_rounded(lanes: int):
+    @simd("float32", lanes)
+    def copy(emit, pair, start):
+        wide, short = emit.pointer(pair.left, "float32"), emit.pointer(pair.right, "bfloat16")
+        for i in emit.blocks(lanes):
+            emit.store(short, emit.at(start, i), emit.load(wide, emit.at(start, i)))
+
+    def kernel(pair, start, stop):
+        for block in range(start, stop):
+            copy(pair, block * lanes)
+
+    return kernel
+
+
+@pytest.mark.parametrize("lanes", [1, 4, 8, 16])
+def test_bfloat16_is_rounded_as_torch_does_it(lanes):
+    """To the nearest, ties to even, whatever the width: some processors have an instruction for some."""
+    ties = torch.tensor([1.0 + 2.0**-8, 1.0 + 3 * 2.0**-8, -1.0 - 2.0**-8, 1.0 + 2.0**-8 + 2.0**-20])
+    edges = torch.tensor([torch.nan, torch.inf, -torch.inf, 3.4e38])
+    numbers = torch.cat([ties, edges, torch.randn(24), torch.zeros(16)])
+    out = torch.zeros(48, dtype=torch.bfloat16)
+    launch_integers(build_rounded, 48 // lanes, Pair(numbers.data_ptr(), out.data_ptr()), lanes=lanes)
+    assert torch.equal(out.nan_to_num(7.0), numbers.bfloat16().nan_to_num(7.0))
+    assert out.isnan().sum() == 1
+
+
 def test_operands_of_another_dtype_take_another_kernel(compilations):
     for dtype in (np.float64, np.int64):
         x = np.ones(3, dtype)
