@@ -29,20 +29,22 @@ How fast the scan and the models are, beside what one would use instead and what
 ![Times of the candidates over the roof, and growth with T](_static/performance.svg)
 """
 
-_LIMITS = """## What holds it back on AVX2
+_LIMITS = """## What holds it back
 
-- **The scan at P = 4** is bound by arithmetic as much as by memory on two multiply-add units of eight lanes: counted, with
-  N = 32 a forward cell is 64 vector multiply-adds for H R, 48 for decay, source and answer and about 32 for the exponentials,
-  72 cycles at best, beside 356 bytes. That is as long as a copy of those bytes takes, so the roof asks for both at once with
-  nothing lost. The operands are asked for sixteen cells ahead, so that they lie in the first cache when they are used; other
+- **The scan at P = 4** is bound by memory with AVX-512, and with AVX2 as much by arithmetic: on two multiply-add units of eight
+  lanes, counted, with N = 32 a forward cell is 64 vector multiply-adds for H R, 48 for decay, source and answer and about 32 for
+  the exponentials, 72 cycles at best, beside 356 bytes. That is as long as a copy of those bytes takes, so the roof asks for
+  both at once with nothing lost. The operands are asked for sixteen cells ahead, so that they lie in the first cache when they are used; other
   distances and levels of the prefetch, and blocks of groups whose states stay in the first cache, are no better.
 - **At P = 8** a product is two tiles of four columns; the same cell takes 352 vector multiply-adds, 176 cycles.
 - **The moving frame** runs the backward pass of rotations at P = 8 and 16 (the table above has both ways). At P = 4 it gains
   nothing, and in the forward pass it was as slow or slower at every width: a P x P product per position, and the proof that the
   right actions are rotations, cost about what they save there. What is no rotation is found out and takes the direct way; a
   frame for it would need an inverse per position, which costs as much as the product with the state that it would save.
-- **bfloat16 operands** save bytes, not arithmetic. Their conversion is vectorised (a widening load and a shift,
-  a rounding by integer arithmetic), and its instructions come on top of those above.
+- **bfloat16 operands** save bytes, not arithmetic, and the backward pass is arithmetic for the most part: half the bytes cannot
+  take a quarter of its time. Conversions come on top: a widening load and a shift, and a rounding that is one instruction with
+  AVX512_BF16 and eight of integer arithmetic elsewhere. What is splat number by number is widened a position ahead: a number
+  that was stored a moment ago as part of a vector is slow to load.
 - **expm** writes its results through the caches: stores past them were tried, of half and of whole lines, and were slower.
 """
 
