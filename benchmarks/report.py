@@ -33,9 +33,10 @@ _LIMITS = """## What holds it back
 
 - **The scan at P = 4** is bound by memory with AVX-512, and with AVX2 as much by arithmetic: on two multiply-add units of eight
   lanes, counted, with N = 32 a forward cell is 64 vector multiply-adds for H R, 48 for decay, source and answer and about 32
-  for the exponentials, 72 cycles at best, beside 356 bytes. That is as long as a copy of those bytes takes, so the roof asks for
-  both at once with nothing lost. The operands are asked for sixteen cells ahead, so that they lie in the first cache when they
-  are used; other distances and levels of the prefetch, and blocks of groups whose states stay in the first cache, are no better.
+  for the exponentials, 72 cycles at best, beside 356 bytes. That is as long as a copy of those bytes takes, so the roof asks
+  for both at once with nothing lost. The operands are asked for sixteen cells ahead, so that they lie in the first cache when
+  they are used; other distances and levels of the prefetch, and blocks of groups whose states stay in the first cache, are no
+  better.
 - **At P = 8** a product is two tiles of four columns; the same cell takes 352 vector multiply-adds, 176 cycles.
 - **The moving frame** runs the backward pass of rotations at P = 8 and 16 (the table above has both ways). At P = 4 it gains
   nothing, and in the forward pass it was as slow or slower at every width: a P x P product per position, and the proof that the
