@@ -31,6 +31,7 @@ def describe() -> dict[str, Any]:
         "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
         "caches": _caches(),
         "memory_gb": _memory_gb(),
+        "large_pages": _large_pages(),
         "simd": torch.backends.cpu.get_cpu_capability(),
         "system": f"{platform.system()} {platform.machine()}",
         "python": platform.python_version(),
@@ -38,11 +39,19 @@ def describe() -> dict[str, Any]:
     }
 
 
+def _large_pages() -> str | None:
+    """When Linux gives large pages: "always", "madvise" (to who asks) or "never"."""
+    file = Path("/sys/kernel/mm/transparent_hugepage/enabled")
+    return file.read_text().split("[")[1].split("]")[0] if file.exists() else None
+
+
 def machine_line(machine: dict[str, Any]) -> str:
     """`describe()` as one line of text."""
     caches = ", ".join(f"{level} {size}" for level, size in machine["caches"].items())
     versions = ", ".join(f"{name} {version}" for name, version in machine["versions"].items())
     memory = f"{machine['memory_gb']:.0f} GB" if machine["memory_gb"] else "memory unknown"
+    # Files of before it was asked do not have it.
+    memory += f", large pages {pages}" if (pages := machine.get("large_pages")) else ""
     return (
         f"{machine['processor']}, {machine['cores']} cores, {machine['simd']}, {caches or 'caches unknown'}, {memory}; "
         f"{machine['system']}, Python {machine['python']}; {versions}"
