@@ -67,8 +67,11 @@ def training(names: list[str], *, batch: int, length: int, rounds: int, budget: 
         budget: seconds per model.
         n_layers: layers of each model.
     """
+    from shippo_ssm.lab.memory import keep_freed_memory
     from shippo_ssm.tasks.mqar import TransportMQAR
 
+    # As a worker of a run does.
+    keep_freed_memory()
     task = TransportMQAR(length=length)
     events = task.batch(range(batch))
     small = TransportMQAR(length=min(length, 48)).batch(range(2))

@@ -60,7 +60,8 @@ NOUNS = """
 ## The path of a tensor
 
 What `Shippo(128)(x)` runs from the call to machine code and back, with gradients on: every function of the package once, set
-in below the one that calls it first. It is recorded with `sys.setprofile` on a second call, when the kernels are compiled.
+in below the one that calls it first. It is recorded with `sys.setprofile` on one thread and a second call, when the kernels
+are compiled.
 
 """
 
@@ -191,12 +192,14 @@ def path_of_a_call() -> list[Call]:
         elif event == "return":
             inside.pop()
 
-    before = sys.getprofile()
+    before, threads = sys.getprofile(), torch.get_num_threads()
+    torch.set_num_threads(1)
     sys.setprofile(look)
     try:
         layer(u)
     finally:
         sys.setprofile(before)
+        torch.set_num_threads(threads)
     return path
 
 

@@ -143,7 +143,9 @@ def test_compiler_settings_do_not_leak(monkeypatch, tmp_path, compilations):
     assert settings() == before
 
 
-def test_parallel_for_covers_everything_and_raises():
+@pytest.mark.parametrize("team", [_private.openmp_team(), run._pooled()], ids=["torch", "ours"])
+def test_parallel_for_covers_everything_and_raises(monkeypatch, team):
+    monkeypatch.setattr(run, "_team", team)
     torch.set_num_threads(2)
     seen = np.zeros(1001, dtype=int)
 
@@ -161,6 +163,25 @@ def test_parallel_for_covers_everything_and_raises():
         parallel_for(8, fail)
     # Calls from inside a slice must not wait for threads that are all busy waiting.
     parallel_for(8, lambda start, stop: parallel_for(8, lambda start, stop: None))
+
+
+AT_THE_END = """
+import builtins
+from shippo_ssm.engine import parallel_for
+
+class Last:
+    def __del__(self):
+        parallel_for(9, lambda start, stop: print(start, stop))
+
+builtins.last = Last()
+parallel_for(9, lambda start, stop: None)
+"""
+
+
+def test_work_at_interpreter_shutdown():
+    """No other thread may enter Python then: waiting for one would never end."""
+    done = subprocess.run([sys.executable, "-c", AT_THE_END], capture_output=True, text=True, timeout=60, check=True)
+    assert done.stdout.split() == ["0", "9"]
 
 
 class Pair(NamedTuple):

@@ -1,26 +1,27 @@
 """Run kernels: operands flattened, machine code looked up, the work shared between threads.
 
-Threads are ours rather than Numba's because Numba's default threading layer must not be entered from two Python
-threads at once and does not survive a fork. A kernel computes each of its items the same way whatever slice it is
-called with, so results do not depend on the number of threads.
+Threads are torch's own where it has a team of OpenMP: they are awake when a kernel follows an operation of torch, and threads
+of ours would have to share a core with them. Elsewhere, and in a forked process, which such a team does not survive, they are
+a pool of ours. (Numba's must not be entered from two Python threads at once.) A kernel computes each of its items the same way
+whatever slice it is called with, so results do not depend on the number of threads.
 """
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import math
 import os
+import sys
 import threading
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
 from typing import Any
 
 import numpy as np
 import torch
 from torch.autograd import forward_ad
 
-from shippo_ssm._private import PLAIN, transform_depth
+from shippo_ssm._private import PLAIN, openmp_team, transform_depth
 from shippo_ssm.engine.compiler import compile_kernel
 from shippo_ssm.engine.memory import recycled
 
@@ -34,7 +35,9 @@ _CORES = os.cpu_count() or 1
 
 _kernels: dict[tuple, Callable[..., None]] = {}
 _lock = threading.RLock()
-_pool: ThreadPoolExecutor | None = None
+# team(work, num_threads): call `work` on so many threads, this one among them, and wait for them.
+Team = Callable[[Callable[[], None], int], None]
+_team: Team | None = None
 
 
 def needs_torch(*tensors: torch.Tensor | None, bare: bool = False) -> str:
@@ -180,28 +183,23 @@ def parallel_for(n: int, body: Callable[[int, int], None]) -> None:
         >>> sorted(seen)
         [0, 1, 2, 3, 4]
     """
-    num_threads = min(torch.get_num_threads(), _CORES, n)
-    num_slices = min(n, num_threads * _SLICES_PER_THREAD) if num_threads > 1 else num_threads
+    # At interpreter shutdown no other thread may enter Python any more.
+    num_threads = 1 if sys.is_finalizing() else min(torch.get_num_threads(), _CORES, n)
+    if num_threads <= 1:
+        body(0, n)
+        return
+    num_slices = min(n, num_threads * _SLICES_PER_THREAD)
     # One shared iterator: `next` is atomic, so threads draw slices from it without a lock.
-    slices = iter(range(num_slices))
+    slices, failures = iter(range(num_slices)), []
 
     def work() -> None:
-        for i in slices:
-            body(i * n // num_slices, (i + 1) * n // num_slices)
+        try:
+            for i in slices:
+                body(i * n // num_slices, (i + 1) * n // num_slices)
+        except BaseException as error:
+            failures.append(error)
 
-    helpers, failures = [], []
-    # At interpreter shutdown the pool takes no more work; the calling thread then does all of it.
-    with contextlib.suppress(RuntimeError):
-        for _ in range(num_threads - 1):
-            helpers.append((_pool or _thread_pool()).submit(work))
-    try:
-        # `work` written out: as nearly always, when there is but one thread, it is all there is to do.
-        for i in slices:
-            body(i * n // num_slices, (i + 1) * n // num_slices)
-    finally:
-        for helper in helpers:
-            if not helper.cancel() and (error := helper.exception()) is not None:
-                failures.append(error)
+    (_team or _gathered())(work, num_threads)
     if failures:
         raise failures[0]
 
@@ -225,20 +223,32 @@ def _flatten(record: tuple, kinds: list[Any]) -> tuple:
     return tuple(fields)
 
 
-def _thread_pool() -> ThreadPoolExecutor:
-    global _pool
+def _gathered() -> Team:
+    global _team
     with _lock:
-        if _pool is None:
-            _pool = ThreadPoolExecutor(max(1, _CORES - 1), thread_name_prefix="shippo")
-        return _pool
+        _team = _team or openmp_team() or _pooled()
+        return _team
 
 
-def _forget_threads() -> None:
-    # A forked child inherits neither the pool's threads nor the owner of the lock.
-    global _pool, _lock
-    _pool = None
+def _pooled() -> Team:
+    """A team of threads of our own."""
+    pool = ThreadPoolExecutor(max(1, _CORES - 1), thread_name_prefix="shippo")
+
+    def team(work: Callable[[], None], num_threads: int) -> None:
+        helpers = [pool.submit(work) for _ in range(num_threads - 1)]
+        work()
+        # Helpers that have not begun are not waited for: all slices are taken.
+        wait([helper for helper in helpers if not helper.cancel()])
+
+    return team
+
+
+def _after_fork() -> None:
+    # A forked child inherits neither a team's threads nor the owner of the lock.
+    global _team, _lock
+    _team = _pooled()
     _lock = threading.RLock()
 
 
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_forget_threads)
+    os.register_at_fork(after_in_child=_after_fork)
