@@ -170,6 +170,8 @@ def path_of_a_call() -> list[Call]:
 
     from shippo_ssm import Shippo
 
+    before, threads = sys.getprofile(), torch.get_num_threads()
+    torch.set_num_threads(1)
     layer, u = Shippo(128), torch.randn(2, 100, 128)
     layer(u)
     path: list[Call] = []
@@ -192,8 +194,6 @@ def path_of_a_call() -> list[Call]:
         elif event == "return":
             inside.pop()
 
-    before, threads = sys.getprofile(), torch.get_num_threads()
-    torch.set_num_threads(1)
     sys.setprofile(look)
     try:
         layer(u)
