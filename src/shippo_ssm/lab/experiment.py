@@ -346,6 +346,10 @@ class Experiment:
         """Row name -> verdict; none at all for a preset that is not judged."""
         return {} if result.preset in self.unjudged else self.judge(result)
 
+    def command(self, preset: str | None = None) -> str:
+        """What a user types for a run of a preset."""
+        return f"shippo run {self.name}" + ("" if preset in (None, self.default_preset) else f" --preset {preset}")
+
     def folder(self, preset: str | None = None) -> Path:
         """runs/NAME for the default preset, runs/NAME-PRESET for another: a smoke run never hides a full one."""
         return store.RUNS / (self.name if preset in (None, self.default_preset) else f"{self.name}-{preset}")
@@ -365,12 +369,11 @@ class Experiment:
                 places.append(store.committed() / f"{self.name}.json")
         path = next((place for place in places if place.exists()), None)
         if path is None:
-            option = "" if preset in (None, self.default_preset) else f" --preset {preset}"
             looked = " or ".join(map(str, places))
-            raise FileNotFoundError(f"no result of {self.name!r} in {looked}; make one with `shippo run {self.name}{option}`")
+            raise FileNotFoundError(f"no result of {self.name!r} in {looked}; make one with `{self.command(preset)}`")
         result = Result.read(path)
         if result.experiment != self.name:
             raise ValueError(f"{path} is a result of {result.experiment!r}, not of {self.name!r}; choose another --out")
         if not result.rows:
-            raise ValueError(f"{path} has no finished row yet; continue the run with `shippo run {self.name} --resume`")
+            raise ValueError(f"{path} has no finished row yet; continue the run with `{self.command(preset)} --resume`")
         return result

@@ -91,8 +91,9 @@ class Pages:
         for experiment, result in self.found():
             name, title = experiment.name, experiment.title
             where, size = ("none yet", "") if result is None else (f"`results/{name}.json`", budget(result))
-            parts.append(f"| [{title}](#{anchor(title)}) | {where} | {size} | `shippo run {name}` ({experiment.wall_time}) |")
-            missing = f"No result is committed; `shippo run {name}` makes one."
+            command = experiment.command(result and result.preset)
+            parts.append(f"| [{title}](#{anchor(title)}) | {where} | {size} | `{command}` ({experiment.wall_time}) |")
+            missing = f"No result is committed; `{command}` makes one."
             body = missing if result is None else as_markdown(experiment, result)
             picture = f"\n![{title}](_static/{name}.png)\n" if (self.root / STATIC / f"{name}.png").exists() else ""
             sections.append(f"\n## {title}\n\n{experiment.claim}\n\n*{experiment.protocol}.*\n\n{body}\n{picture}")

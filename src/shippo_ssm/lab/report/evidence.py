@@ -30,7 +30,7 @@ def _experiment(experiment: Experiment) -> str:
     try:
         result = experiment.result()
     except FileNotFoundError:
-        return head + missing(f"Not run here yet; make it with `shippo run {name}` ({experiment.wall_time}).")
+        return head + missing(f"Not run here yet; make it with `{experiment.command()}` ({experiment.wall_time}).")
     figure = ""
     with blame(result.source):
         if experiment.figure is not None:
