@@ -1,5 +1,5 @@
-"""The tables of the page "How we read the paper": predictors, from the row `untouched` of `results/mqar.json`; the first steps
-of models, from `results/mqar-early.json`; and the rows at the paper's budget, from `results/mqar-paper.json`."""
+"""The tables of the page "How we read the paper": predictors, and models by the operations since the binding, from
+`results/mqar.json`; the first steps of models, from `results/mqar-early.json`."""
 
 from __future__ import annotations
 
@@ -10,9 +10,7 @@ from typing import Any
 from shippo_ssm.experiments.mqar.ceilings import PREDICTORS
 from shippo_ssm.lab.pages import renew
 
-PAGE, RESULT = Path("docs", "reading.md"), Path("results", "mqar.json")
-# Part of the page -> the result whose models it shows.
-BUDGETS = {"early": Path("results", "mqar-early.json"), "paper": RESULT}
+PAGE, RESULT, EARLY = Path("docs", "reading.md"), Path("results", "mqar.json"), Path("results", "mqar-early.json")
 
 # Operations since the binding that a column of their own is given to.
 COUNTS = (0, 1, 2, 3)
@@ -66,8 +64,7 @@ def by_operations(result: Path) -> str:
 
 def parts(root: Path) -> dict[str, str]:
     """The generated parts of the page, by name."""
-    budgets = {name: models(root / result) for name, result in BUDGETS.items()}
-    return {"ceilings": predictors(root), "operations": by_operations(root / BUDGETS["paper"])} | budgets
+    return {"ceilings": predictors(root), "operations": by_operations(root / RESULT), "early": models(root / EARLY)}
 
 
 def write(root: Path) -> None:
