@@ -155,7 +155,7 @@ EXPERIMENT = Experiment(
     claim="With operations before the query, right actions raise recall over no-right and static bases; it stays low.",
     protocol="F_31, 13 operations; AdamW 5e-4, batch 16, length 512; quick 1,000 steps, 1 seed; paper 5,000 steps, 3 seeds",
     tables=paper_tables("mqar-coordinate", "mqar-exact"),
-    wall_time="quick: 3.6 hours on two cores",
+    wall_time="quick: 3.6 hours on two cores; paper: 11 hours of one busy core per seed",
     presets={
         "quick": partial(rows, QUICK),
         "paper": partial(rows, PAPER),
