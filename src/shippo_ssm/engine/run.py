@@ -50,9 +50,11 @@ def needs_torch(*tensors: torch.Tensor | None, bare: bool = False) -> str:
     if bare:
         if torch.compiler.is_compiling() or transform_depth():
             return "a compiler or a transform"
-        given = [tensor for tensor in tensors if tensor is not None]
-        for tensor in given:
-            if type(tensor) not in PLAIN or not tensor.is_cpu or tensor.dtype != given[0].dtype or not tensor.numel():
+        first = tensors[0]
+        for tensor in tensors:
+            assert tensor is not None
+            assert first is not None
+            if type(tensor) not in PLAIN or not tensor.is_cpu or tensor.dtype != first.dtype or not tensor.numel():
                 return "tensors that are not plain CPU numbers of one dtype"
     if torch.onnx.is_in_onnx_export():
         return "ONNX, which knows no kernels of ours"
