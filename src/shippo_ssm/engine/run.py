@@ -8,6 +8,7 @@ whatever slice it is called with, so results do not depend on the number of thre
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import math
 import os
@@ -235,7 +236,11 @@ def _pooled() -> Team:
     pool = ThreadPoolExecutor(max(1, _CORES - 1), thread_name_prefix="shippo")
 
     def team(work: Callable[[], None], num_threads: int) -> None:
-        helpers = [pool.submit(work) for _ in range(num_threads - 1)]
+        helpers = []
+        # Near the end of the interpreter a pool takes no more work; this thread then does all of it.
+        with contextlib.suppress(RuntimeError):
+            for _ in range(num_threads - 1):
+                helpers.append(pool.submit(work))
         work()
         # Helpers that have not begun are not waited for: all slices are taken.
         wait([helper for helper in helpers if not helper.cancel()])
