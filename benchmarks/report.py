@@ -1,7 +1,8 @@
-"""The performance page and its figure, from the JSON of a run: `python -m benchmarks.report`.
+"""The performance page and its figure, from the JSON of runs: `python -m benchmarks.report`.
 
-Data path: `results/bench.json` -> `render(run)` -> docs/performance.md, and `figure(run, path)` -> the figure beside it.
-The page is a function of the file alone, so that a test can tell whether they still belong together.
+Data path: `results/bench.json`, and `results/bench-*.json` of other machines -> `render(run, *others)` -> docs/performance.md,
+and `figure(run, path)` -> the figure beside it. The page is a function of the files alone, so that a test can tell whether
+they still belong together.
 """
 
 from __future__ import annotations
@@ -22,9 +23,10 @@ FIGURE = ROOT / "docs" / "_static" / "performance.svg"
 _HEAD = """# Performance
 
 How fast the scan and the models are, beside what one would use instead and what the machine allows. All of it is one run of
-`shippo bench {mode}` on {date}; this page is made from its file, `results/bench.json`, by `python -m benchmarks.report`.
+`shippo bench {mode}` on each machine; this page is made from their files, `results/bench*.json`, by
+`python -m benchmarks.report`.
 
-**Machine.** {machine}.
+**Machine.** {machine}, on {date}.
 
 ![Times of the candidates over the roof, and growth with T](_static/performance.svg)
 """
@@ -76,21 +78,26 @@ _METHOD = """## How it is measured
 """
 
 
-def render(run: dict[str, Any]) -> str:
-    """The performance page as Markdown."""
+def render(run: dict[str, Any], *others: dict[str, Any]) -> str:
+    """The performance page as Markdown: one run in full, and what runs on other machines have to add."""
     mode = "--full" if run["mode"] == "full" else ""
     command = f"shippo bench {mode}".strip()
     head = _HEAD.replace("`shippo bench {mode}`", f"`{command}`")
     parts = [head.format(date=run["date"], machine=machine_line(run["machine"]))]
+    parts += [f"**Another machine.** {machine_line(other['machine'])}, on {other['date']}.\n" for other in others]
     if run.get("again"):
         sections = ", ".join(f"{name} on {date}" for name, date in run["again"].items())
         parts.append(f"Measured again by itself, after the run: {sections}.\n")
-    headline, *rest = tables(run)
+    headline, *rest = tables(run, *others)
     parts.append(_markdown(headline))
     parts.append("## Everything that was measured\n")
     parts += [_folded(table) for table in rest]
-    if run["errors"]:
-        failed = "\n".join(f"- {name}: {error.splitlines()[-1]}" for name, error in run["errors"].items())
+    for other in others:
+        parts.append(f"## The same with {other['machine']['simd']}\n")
+        parts += [_folded(table) for table in tables(other)[1:]]
+    failures = {name: error for one in (run, *others) for name, error in one["errors"].items()}
+    if failures:
+        failed = "\n".join(f"- {name}: {error.splitlines()[-1]}" for name, error in failures.items())
         parts.append(f"## Sections that failed\n\n{failed}\n")
     parts += [_LIMITS, _METHOD]
     return "\n".join(parts)
@@ -157,11 +164,17 @@ def figure(run: dict[str, Any], path: Path) -> None:
     plt.close(drawing)
 
 
+def load(results: Path = RESULTS) -> list[dict[str, Any]]:
+    """The run in a file, and those on other machines beside it."""
+    beside = sorted(results.parent.glob(f"{results.stem}-*.json"))
+    return [json.loads(path.read_text()) for path in (results, *beside)]
+
+
 def main(results: Path = RESULTS, page: Path = PAGE, drawing: Path = FIGURE) -> None:
     """Write page and figure from a file of results."""
-    run = json.loads(results.read_text())
-    page.write_text(render(run))
-    figure(run, drawing)
+    runs = load(results)
+    page.write_text(render(*runs))
+    figure(runs[0], drawing)
 
 
 def _body(table: Table) -> list[str]:

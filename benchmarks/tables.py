@@ -25,10 +25,10 @@ class Table:
     """Last columns that are too wide for a terminal."""
 
 
-def tables(run: dict[str, Any]) -> list[Table]:
-    """Every table that the run has the figures for."""
+def tables(run: dict[str, Any], *others: dict[str, Any]) -> list[Table]:
+    """Every table that the run has the figures for; the first has those of runs on other machines beside them."""
     sections = run["sections"]
-    made = [verdict_table(run)]
+    made = [verdict_table(run, *others)]
     for key in ("scan", "scan_one_thread", "scan_odd_length"):
         if key in sections:
             made.append(scan_table(sections[key]))
@@ -53,15 +53,19 @@ def tables(run: dict[str, Any]) -> list[Table]:
     return made
 
 
-def verdict_table(run: dict[str, Any]) -> Table:
-    """Must, aim and reached."""
+def verdict_table(*runs: dict[str, Any]) -> Table:
+    """Must, aim, and what each run reached."""
     rows = []
-    for row in run["verdict"]:
-        sign = "≥" if row["at_least"] else "≤"
-        reached = "–" if row["reached"] is None else f"{row['reached']:.3g}"
-        result = row["result"] if row["reached"] is not None else f"not measured: {row['why']}"
-        rows.append((row["what"], f"{sign} {row['must']:g}", f"{sign} {row['aim']:g}", reached, result))
-    head = ("what", "must", "aim", "reached", "which")
+    for beside in zip(*(run["verdict"] for run in runs), strict=True):
+        first = beside[0]
+        sign = "≥" if first["at_least"] else "≤"
+        cells = [first["what"], f"{sign} {first['must']:g}", f"{sign} {first['aim']:g}"]
+        for row in beside:
+            reached = "–" if row["reached"] is None else f"{row['reached']:.3g}"
+            cells += [reached, row["result"] if row["reached"] is not None else f"not measured: {row['why']}"]
+        rows.append(tuple(cells))
+    names = [f", {run['machine']['simd']}" for run in runs] if len(runs) > 1 else [""]
+    head = ("what", "must", "aim", *(word for name in names for word in (f"reached{name}", "which")))
     note = (
         "Ratios inside one run, B16 T512 N32, G P = 256, P = 4 where a row says nothing else, float32, two threads; where a row"
         " names several widths, the worst of them. `which` is the better of the two that was reached."

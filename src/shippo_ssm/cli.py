@@ -168,12 +168,16 @@ def run(
     Example: [bold]shippo run paired --smoke[/]
     """
     from shippo_ssm.experiments import get
+    from shippo_ssm.lab.memory import keep_freed_memory
     from shippo_ssm.lab.runner import run as run_experiment
     from shippo_ssm.lab.tables import show
 
     experiment, preset = get(name), _preset(preset, smoke)
     if jobs is not None and jobs < 1:
         raise ValueError(f"--jobs is {jobs}; expected 1 or more")
+    if jobs == 1:
+        # The one job runs here, in a process that does nothing else.
+        keep_freed_memory()
     try:
         result = run_experiment(
             experiment,

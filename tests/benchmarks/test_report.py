@@ -184,10 +184,25 @@ def test_a_failed_section_is_on_the_page():
     assert "- decoding: RuntimeError: out of memory" in report.render(whole)
 
 
-def test_the_committed_page_is_that_of_the_committed_run():
-    committed = json.loads(report.RESULTS.read_text())
-    assert committed["verdict"] == verdict(committed)
-    assert report.PAGE.read_text() == report.render(committed)
+def test_another_machine_stands_beside(tmp_path):
+    ours, other = made_up_run(), made_up_run()
+    ours["machine"]["simd"], other["machine"]["simd"] = "AVX512", "AVX2"
+    other["verdict"][0] |= {"reached": 3.25, "result": "missed"}
+    other["sections"]["projection"] = {"there_s": 1.5}
+    for name, whole in (("bench", ours), ("bench-avx2", other)):
+        (tmp_path / f"{name}.json").write_text(json.dumps(whole))
+    page = report.render(*report.load(tmp_path / "bench.json"))
+    assert "| what | must | aim | reached, AVX512 | which | reached, AVX2 | which |" in page
+    assert "| P = 4: forward time over its roof | ≤ 1.4 | ≤ 1.2 | 2 | missed | 3.25 | missed |" in page
+    assert "**Another machine.**" in page
+    assert page.index("## The same with AVX2") < page.index("| there | 1.50 |")
+
+
+def test_the_committed_page_is_that_of_the_committed_runs():
+    committed = report.load()
+    for whole in committed:
+        assert whole["verdict"] == verdict(whole)
+    assert report.PAGE.read_text() == report.render(*committed)
     assert report.FIGURE.exists()
 
 

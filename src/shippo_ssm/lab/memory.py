@@ -3,7 +3,7 @@
 A step makes and frees the same large tensors over and over. glibc asks the system for each of them and gives it back when it
 is freed, so that every page is found and cleared anew: up to a third of a step of a Transport-MQAR model. Here all requests
 come from one heap, which is never cut, and which begins with a stretch of large pages. The switch is one for the whole
-process, therefore only thrown in processes of our own, the workers of a run.
+process, therefore only thrown in processes of our own: the workers of a run, and `shippo run` with one job.
 """
 
 from __future__ import annotations
