@@ -12,8 +12,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from shippo_ssm.experiments.mqar.recall import RecallConfig
+from shippo_ssm.experiments.mqar.slots import single_events, start_slots
 from shippo_ssm.layers import PAPER_START
-from shippo_ssm.models import Heads, SequenceConfig, SequenceModel, load_checkpoint
+from shippo_ssm.models import GRUMixer, Heads, SequenceConfig, SequenceModel, load_checkpoint
 from shippo_ssm.tasks.mqar import MODULUS, WIDTH, TransportMQAR
 
 # Scales of the unit start: of all embeddings, of keys beside them, and of the classifiers.
@@ -38,6 +39,8 @@ class MqarConfig(RecallConfig):
     with what is answered (see `build_model`); the same for every row, as far as it has the part."""
     mixer: str = "split"
     """A mixer of `SequenceModel`, or "untouched" for the predictor that has nothing to train."""
+    slots: int = 0
+    """Slots that the GRUs of a model start as (`slots.py`); 0 for torch's own start."""
     expand: float = 2
     d_model: int = 128
     n_layers: int = 4
@@ -138,6 +141,10 @@ def build_model(config: MqarConfig, seed: int) -> SequenceModel:
         with torch.no_grad():
             model.head.proj.weight.copy_(embedding.start_apart() * HEAD * (config.d_model / 2) ** -0.5)
             model.head.proj.bias.zero_()
+            if config.slots:
+                layers = [block.mixer.gru for block in model.layers if isinstance(block.mixer, GRUMixer)]
+                events = model.layers[0].norm(model.in_proj(embedding(single_events(config.task(seed)))))
+                start_slots(layers, events, config.task(seed), config.slots, seed)
     return model
 
 
