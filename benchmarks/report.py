@@ -26,10 +26,10 @@ How fast the scan and the models are, beside what one would use instead and what
 `shippo bench {mode}` on each machine; this page is made from their files, `results/bench*.json`, by
 `python -m benchmarks.report`.
 
-**Machine.** {machine}, on {date}.
-
-![Times of the candidates over the roof, and growth with T](_static/performance.svg)
+**Machine.** {machine}.
 """
+
+_FIGURE = "![Times of the candidates over the roof, and growth with T](_static/performance.svg)\n"
 
 _LIMITS = """## What holds it back
 
@@ -83,11 +83,9 @@ def render(run: dict[str, Any], *others: dict[str, Any]) -> str:
     mode = "--full" if run["mode"] == "full" else ""
     command = f"shippo bench {mode}".strip()
     head = _HEAD.replace("`shippo bench {mode}`", f"`{command}`")
-    parts = [head.format(date=run["date"], machine=machine_line(run["machine"]))]
-    parts += [f"**Another machine.** {machine_line(other['machine'])}, on {other['date']}.\n" for other in others]
-    if run.get("again"):
-        sections = ", ".join(f"{name} on {date}" for name, date in run["again"].items())
-        parts.append(f"Measured again by itself, after the run: {sections}.\n")
+    parts = [head.format(machine=_measured(run))]
+    parts += [f"**Another machine.** {_measured(other)}.\n" for other in others]
+    parts.append(_FIGURE)
     headline, *rest = tables(run, *others)
     parts.append(_markdown(headline))
     parts.append("## Everything that was measured\n")
@@ -101,6 +99,13 @@ def render(run: dict[str, Any], *others: dict[str, Any]) -> str:
         parts.append(f"## Sections that failed\n\n{failed}\n")
     parts += [_LIMITS, _METHOD]
     return "\n".join(parts)
+
+
+def _measured(run: dict[str, Any]) -> str:
+    """Where and when."""
+    again = [f"{name} on {date}" for name, date in run.get("again", {}).items()]
+    after = f". Measured again by itself, after the run: {', '.join(again)}" if again else ""
+    return f"{machine_line(run['machine'])}; on {run['date']}{after}"
 
 
 def print_run(run: dict[str, Any]) -> None:

@@ -39,7 +39,7 @@ def plan(quick: bool) -> list[tuple[str, str, int, dict[str, Any]]]:
     effort = {"rounds": 9, "budget": 1.0} if quick else {"rounds": 15, "budget": 2.5}
     shape = asdict(Shape())
     models = list(MODELS[:2] if quick else MODELS)
-    steps = {"rounds": 2, "budget": 10.0} if quick else {"rounds": 4, "budget": 10.0}
+    steps = {"rounds": 2, "budget": 10.0} if quick else {"rounds": 5, "budget": 30.0}
     contexts = [128, 4096, 65536]
     alone = ("shippo fused",) if quick else None
     remembered = (

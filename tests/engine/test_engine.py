@@ -311,13 +311,15 @@ def test_kernels_from_disk_and_new_ones_do_not_meet(tmp_path):
 
 
 def test_large_memory_is_used_again():
-    """Only once nothing refers to it, views included; and another size gets memory of its own."""
-    size = (1 << 22) + 192
+    """Only once nothing refers to it, views included; by what is nearly as large as well, and by nothing else."""
+    size = (1 << 22) - 192
     first = torch.from_numpy(recycled(size))
     place, view = first.data_ptr(), first[64:]
     del first
     assert recycled(size).ctypes.data != place
     del view
-    assert recycled(size + 64).ctypes.data != place
-    assert recycled(size).ctypes.data == place
+    assert recycled((1 << 22) + 1).ctypes.data != place
+    assert recycled(15 << 18).ctypes.data != place
+    assert recycled((15 << 18) + 1).ctypes.data == place
+    assert recycled(1 << 22).ctypes.data == place
     assert place % 64 == 0

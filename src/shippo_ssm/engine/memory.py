@@ -1,8 +1,9 @@
 """Large arrays whose memory is used again: touching a fresh page costs more than filling it with results.
 
 The system hands out large blocks empty and takes them back when they are freed, so a training step would pay for every page
-of its results and gradients anew. Blocks that nobody holds any longer wait here for the next array of the same size, which
-the next step asks for.
+of its results and gradients anew. Blocks that nobody holds any longer wait here for the next array of about the same size,
+which the next step asks for. Sizes come in eight steps between powers of two, so that batches of many lengths share a few
+blocks; what is left over of a block is never touched, and so takes no memory.
 """
 
 from __future__ import annotations
@@ -28,7 +29,9 @@ def recycled(num_bytes: int) -> np.ndarray:
         >>> recycled(1 << 22).ctypes.data == place
         True
     """
-    block = _take(num_bytes + 64)
+    # The number is kept to its four leading bits, rounded up.
+    step = 1 << max(0, num_bytes.bit_length() - 4)
+    block = _take(-(-num_bytes // step) * step + 64)
     # Vectors that straddle two cache lines are slow: begin on one.
     skip = -block.ctypes.data % 64
     array = block[skip : skip + num_bytes].view()
