@@ -60,7 +60,8 @@ COST = {"gru": 1.0, "transformer": 1.0, "dense": 1.3, "none": 2.9, "free": 2.9, 
 
 
 def rows(base: MqarConfig | None = None) -> tuple[MqarConfig, ...]:
-    """The paper's six models, a GRU that starts as a memory, and the predictor that knows untouched coordinates."""
+    """The paper's six models, a GRU that starts as a memory before and after training, and the predictor that knows untouched
+    coordinates."""
     base = base or MqarConfig()
     models = [
         # torch's GRU gains nothing from products in bfloat16.
@@ -70,7 +71,8 @@ def rows(base: MqarConfig | None = None) -> tuple[MqarConfig, ...]:
         for name, (label, mixer, expand) in MODELS.items()
     ]
     if base.start == "unit":
-        models.append(replace(models[0], name="gru-slots", label="GRU, slots at the start", slots=8))
+        slots = replace(models[0], name="gru-slots", label="GRU, slots at the start", slots=8)
+        models += [slots, replace(slots, name="gru-slots-untrained", label="GRU, slots, untrained", steps=0)]
     return (*models, replace(base, name="untouched", label="Untouched coordinates", mixer="untouched", steps=0))
 
 
@@ -142,7 +144,7 @@ def judge(row: FinishedRow, result: Result) -> Verdict | None:
         bound = row.mean(f"untouched_exact_{last}") + 0.01
         text = f"transports nothing: exact at {last} at most the untouched-coordinates predictor + 0.01"
         return Verdict(row.mean(f"exact_{last}") <= bound, text)
-    if name == "gru-slots":
+    if name.startswith("gru-slots"):
         holds = all(row.mean(f"coordinate_{n}") >= 0.9 * row.mean(f"untouched_coordinate_{n}") for n in lengths)
         return Verdict(holds, "coordinate at least 0.9 of the untouched-coordinates predictor at every length")
     return None
