@@ -52,7 +52,7 @@ def models(result: Path) -> str:
 
 def by_operations(result: Path) -> str:
     """Exact accuracy of each model of a result at the training length, by the number of operations since the binding."""
-    rows = [row for row in json.loads(result.read_text(encoding="utf-8"))["rows"] if row["config"]["steps"]]
+    rows = [row for row in json.loads(result.read_text(encoding="utf-8"))["rows"] if row["name"] != "untouched"]
     head = [f"{count} operation{'s' * (count != 1)}" for count in COUNTS]
     lines = [f"| model | {' | '.join(head)} |", f"|{'---|' * (len(COUNTS) + 1)}"]
     shown = [(row["label"], row, "exact") for row in rows] + [("untouched coordinates", rows[-1], "untouched_exact")]

@@ -65,8 +65,8 @@ def _ceilings(axes: Axes, row: FinishedRow | None, key: str) -> None:
 
 
 def coloured(result: Result) -> list[tuple[FinishedRow, str]]:
-    """The models of a result, each with its colour."""
-    rows = [row for name, row in result.rows.items() if name != "untouched"]
+    """The paper's models of a result, each with its colour; what stands beside them is in the table alone."""
+    rows = [row for name, row in result.rows.items() if name != "untouched" and not row.config.get("slots")]
     return list(zip(rows, SERIES))
 
 
