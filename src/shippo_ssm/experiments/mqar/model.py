@@ -143,7 +143,7 @@ def build_model(config: MqarConfig, seed: int) -> SequenceModel:
             model.head.proj.bias.zero_()
             if config.slots:
                 layers = [block.mixer.gru for block in model.layers if isinstance(block.mixer, GRUMixer)]
-                events = model.layers[0].norm(model.in_proj(embedding(single_events(config.task(seed)))))
+                events = next(iter(model.layers)).norm(model.in_proj(embedding(single_events(config.task(seed)))))
                 start_slots(layers, events, config.task(seed), config.slots, seed)
     return model
 

@@ -81,12 +81,13 @@ def start_slots(layers: list[nn.GRU], x: Tensor, task: TransportMQAR, num_slots:
     read_weight, read_bias = fit_gates(x, torch.cat([never, own, no_operation]), generator)
     slot_of_unit = (torch.arange(len(layers) * half) * num_slots // (len(layers) * half)).view(len(layers), half)
     for gru, slots in zip(layers, slot_of_unit):
-        for parameter in gru.parameters():
+        weights = dict(gru.named_parameters())
+        for parameter in weights.values():
             parameter.zero_()
         # Rows of torch's GRU are r, z and n, each for all units.
-        (r, z, n), (r_bias, z_bias, _) = (tensor.view(3, width, -1) for tensor in (gru.weight_ih_l0, gru.bias_ih_l0))
+        (r, z, n), (r_bias, z_bias, _) = (weights[name].view(3, width, -1) for name in ("weight_ih_l0", "bias_ih_l0"))
         r[:half, half:], r_bias[:half, 0] = SHARP * read_weight[slots], SHARP * read_bias[slots]
         z[half:, half:], z_bias[half:, 0] = -SHARP * store_weight[slots], -SHARP * store_bias[slots]
         z_bias[:half] = -OPEN
         n[half:, :half] = SMALL * torch.eye(half)
-        gru.weight_hh_l0.view(3, width, width)[2, :half, half:] = LOUD * torch.eye(half)
+        weights["weight_hh_l0"].view(3, width, width)[2, :half, half:] = LOUD * torch.eye(half)
