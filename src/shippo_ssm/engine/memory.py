@@ -3,7 +3,7 @@
 The system hands out large blocks empty and takes them back when they are freed, so a training step would pay for every page
 of its results and gradients anew. Blocks that nobody holds any longer wait here for the next array of about the same size,
 which the next step asks for. Sizes come in eight steps between powers of two, so that batches of many lengths share a few
-blocks; what is left over of a block is never touched, and so takes no memory.
+blocks; what is left over of a block takes no memory until a larger array uses it.
 """
 
 from __future__ import annotations
