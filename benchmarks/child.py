@@ -22,6 +22,7 @@ SECTIONS = {
     "frame": ("frame", "measure"),
     "cases": ("against", "cases"),
     "expm": ("expm", "measure"),
+    "compilation": ("compilation", "measure"),
     "memory": ("memory", "measure"),
     "training": ("models", "training"),
     "decoding": ("models", "decoding"),

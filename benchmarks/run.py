@@ -67,6 +67,7 @@ def plan(quick: bool) -> list[tuple[str, str, int, dict[str, Any]]]:
             ("training_one_thread", "training", 1, {"names": models[:3], "batch": 16, "length": 512, **steps}),
             ("decoding_batch_16", "decoding", 2, {"contexts": contexts[:2], "batch": 16, **effort}),
             ("projection", "projection", 2, {}),
+            ("compilation", "compilation", 2, {}),
         ]
     return work
 

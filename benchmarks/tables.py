@@ -48,6 +48,8 @@ def tables(run: dict[str, Any], *others: dict[str, Any]) -> list[Table]:
     if "projection" in sections:
         rows = [(name.removesuffix("_s").replace("_", " "), f"{value:.2f}") for name, value in sections["projection"].items()]
         made.append(Table(title="Compression of 100,000 samples of 16 channels, N = 64", head=("run", "seconds"), rows=rows))
+    if "compilation" in sections:
+        made.append(compilation_table(sections["compilation"]))
     if "against" in run:
         made.append(against_table(run["against"]))
     return made
@@ -71,6 +73,24 @@ def verdict_table(*runs: dict[str, Any]) -> Table:
         " names several widths, the worst of them. `which` is the better of the two that was reached."
     )
     return Table(title="What was to be reached", head=head, rows=rows, notes=(note,))
+
+
+def compilation_table(section: dict[str, Any]) -> Table:
+    """Kernels of every call in one row."""
+    found: dict[str, list[dict[str, Any]]] = {}
+    for kernel in section["kernels"]:
+        found.setdefault(kernel["of"], []).append(kernel)
+    rows = []
+    for name, kernels in found.items():
+        slowest = max(kernels, key=lambda kernel: kernel["seconds"])
+        seconds = [kernel["seconds"] for kernel in kernels]
+        rows.append((name, str(len(kernels)), f"{sum(seconds):.1f}", f"{max(seconds):.1f}", slowest["kernel"].strip("_")))
+    note = (
+        "Both passes of each, in one process with nothing on disk, in this order: a kernel that an earlier row needed too is not"
+        " compiled again. Machine code is kept, so this is waited for once per machine and version."
+    )
+    head = ("first call of", "kernels", "seconds", "the slowest", "which is")
+    return Table(title="Compiling the kernels", head=head, rows=rows, notes=(note,))
 
 
 def scan_table(section: dict[str, Any]) -> Table:

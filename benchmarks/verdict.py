@@ -69,6 +69,9 @@ def targets() -> tuple[Target, ...]:
         section = run["sections"]["halves"]
         return section["bfloat16"]["both"]["median"] / section["float32"]["both"]["median"]
 
+    def slowest_kernel(run: dict[str, Any]) -> float:
+        return max(kernel["seconds"] for kernel in run["sections"]["compilation"]["kernels"])
+
     def long_over_short(run: dict[str, Any]) -> float:
         points = sorted(run["sections"]["sweeps"]["constant_tokens"], key=lambda point: point["shape"]["length"])
         return max(points[-1][scan_pass]["median"] / points[0][scan_pass]["median"] for scan_pass in ("forward", "both"))
@@ -108,6 +111,7 @@ def targets() -> tuple[Target, ...]:
         row("ahead of mambapy's pscan, forward+backward", 15, 40, faster("mambapy pscan", "both")),
         row("bfloat16 operands over float32, forward+backward", 0.75, 0.6, halves_ratio, at_least=False),
         row("expm ahead of torch.linalg.matrix_exp, forward+backward", 100, 150, expm_ahead),
+        row("seconds to compile a kernel, the slowest", 6, 4, slowest_kernel, at_least=False),
         row("one sequence of 65,536 over 64 of 1,024", 1.1, 1.0, long_over_short, at_least=False),
         row(
             "training step over its own matrix products, No-right and StructGen-Split",

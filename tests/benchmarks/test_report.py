@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import copy
 import json
+import os
 from typing import Any
 
 import pytest
 
-from benchmarks import report, run
+from benchmarks import compilation, report, run
 from benchmarks.machine import describe, machine_line
 from benchmarks.tables import tables
 from benchmarks.verdict import targets, verdict
@@ -117,6 +118,11 @@ def made_up_run() -> dict[str, Any]:
             "errors": {},
             "rates": [{"model": "Transformer", "context": 128, "tokens_per_second": 100.0}],
         },
+        "compilation": {
+            "kernels": [
+                {"of": "scan, P = 4", "kernel": f"build_{name}", "seconds": seconds} for name, seconds in (("a", 2), ("b", 5))
+            ]
+        },
     }
     whole = {"mode": "quick", "date": "2026-01-01", "machine": describe(), "sections": sections, "errors": {}, "seconds": 1.0}
     return whole | {"verdict": verdict(whole)}
@@ -125,12 +131,12 @@ def made_up_run() -> dict[str, Any]:
 def test_figures_by_hand():
     reached = [row["reached"] for row in made_up_run()["verdict"]]
     roofs, jax = [2.0, 0.1 / 0.03, 2.0, 2.25, 1.75], [15, 14, 11, 13]
-    assert reached == pytest.approx([*roofs, *jax, 300, 50, 40, 0.7, 120, 1.0, 1.6, 1.4, 1.02, 0.05])
+    assert reached == pytest.approx([*roofs, *jax, 300, 50, 40, 0.7, 120, 5, 1.0, 1.6, 1.4, 1.02, 0.05])
     results = [row["result"] for row in made_up_run()["verdict"]]
     assert results == [
         *("missed", "missed", "must", "must", "must"),
         *("must", "missed", "must", "must"),
-        *("aim", "aim", "aim", "must", "must", "aim", "missed", "must", "must", "aim"),
+        *("aim", "aim", "aim", "must", "must", "must", "aim", "missed", "must", "must", "aim"),
     ]
 
 
@@ -164,7 +170,8 @@ def test_page_and_figure_show_the_run(tmp_path):
     assert "| 8 | 30.0 (30.0–30.0) | 40.0 (40.0–40.0) | 0.75 | the frame | 1e-07 |" in page
     assert "| bfloat16 | 70.0 (70.0–70.0) | 70.0 (70.0–70.0) | 0.70 | 0.70 | 1e-03 |" in page
     assert "| shippo expm | 10.0 (10.0–10.0) | 10.0 (10.0–10.0) | 120 × | 120 × | 1e-07 |" in page
-    assert len(tables(whole)) == 10
+    assert "| scan, P = 4 | 2 | 7.0 | 5.0 | build_b |" in page
+    assert len(tables(whole)) == 11
     results = tmp_path / "bench.json"
     results.write_text(json.dumps(whole))
     report.main(results, tmp_path / "page.md", tmp_path / "figure.svg")
@@ -241,6 +248,14 @@ def test_a_section_is_measured_again_and_the_others_stay(monkeypatch, tmp_path):
     assert any(row["reached"] == 0.5 for row in after["verdict"])
     with pytest.raises(ValueError, match="no section"):
         run.main(out=out, only="nonsense")
+
+
+def test_compilations_are_heard(monkeypatch):
+    monkeypatch.setenv("SHIPPO_CACHE_DIR", "as it was")
+    (start,) = compilation.measure(widths=())["kernels"]
+    assert (start["of"], start["kernel"]) == (compilation.START, "_nothing")
+    assert start["seconds"] > 0
+    assert os.environ["SHIPPO_CACHE_DIR"] == "as it was"
 
 
 def test_a_section_runs_in_its_own_process():

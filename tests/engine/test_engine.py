@@ -218,6 +218,42 @@ def test_records_may_be_nested_and_reach_the_vector_instructions():
     torch.testing.assert_close(out, (left * right.detach()).sum(-1) + 2)
 
 
+TRACED: list[str] = []
+
+
+def build_reversed(shared):
+    @simd("float32", 8, shared=shared)
+    def turn(emit: Emitter, pair: Any, i: Any) -> None:
+        TRACED.append("turn")
+        table = emit.table([2, 1, 0])
+        for k in emit.each(3):
+            place = emit.at(emit.times(i, 24), emit.times(emit.integer(table, k), 8))
+            row = emit.load(pair.left, emit.at(emit.times(i, 24), emit.times(k, 8)), padded=True)
+            emit.store(pair.right, place, row, padded=True)
+
+    def kernel(pair, start, stop):
+        for i in range(start, stop):
+            if i % 2:
+                turn(pair, i)
+            else:
+                turn(pair, i)
+
+    return kernel
+
+
+@pytest.mark.parametrize("shared", [False, True])
+def test_a_shared_trace_is_written_once(monkeypatch, tmp_path, shared):
+    """And is found again in the machine code on disk."""
+    monkeypatch.setenv("SHIPPO_CACHE_DIR", str(tmp_path))
+    TRACED.clear()
+    for _ in range(2):
+        left, right = torch.randn(5, 3, 8), torch.empty(5, 3, 8)
+        launch(build_reversed, 5, Pair(left, right), shared=shared)
+        assert torch.equal(right, left.flip(1))
+        run._kernels.clear()
+    assert len(TRACED) == (1 if shared else 2)
+
+
 class Places(NamedTuple):
     pair: Pair
     out: int

@@ -21,7 +21,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -280,7 +280,7 @@ class Exponential(NamedTuple):
     measure: Callable[..., Any]
     """measure(w) -> fewest and most squarings of a lane, and the largest norm, or -1 for what is not finite."""
     run: Callable[..., int]
-    """run(w, fewest, most, top) -> where the result stands; exp(A) - I instead of exp(A) in float32."""
+    """run(w, fewest, most, top) -> where the result stands."""
     read: Callable[..., None]
     """A `block_reader` of A."""
     write: Callable[..., None]
@@ -308,7 +308,7 @@ def _exponential(dtype: str, width: int, scheme: LaneScheme, backward: bool) -> 
     size, lanes, shifted = width * width, LANES, arithmetic == "float32"
     slot = size * lanes
     tools = make_tools(arithmetic, width, theta)
-    measure_at, scale, set_product, add_product, double, keep_finished = tools
+    measure_at, scale, set_product, add_product, double, add_identity, keep_finished = tools
     slots, powers, value, derivative = (narrow_core if width <= NARROW else wide_core)(arithmetic, width, degree, tools)
     kept = slots * slot
     # Room for the result before every squaring that a gradient goes back through; most of it is never touched.
@@ -356,6 +356,8 @@ def _exponential(dtype: str, width: int, scheme: LaneScheme, backward: bool) -> 
         for done in range(most):
             square_up(w, total, spare, done >= fewest)
             total, spare = spare, total
+        if shifted:
+            add_identity(w, total)
         return total
 
     @njit(inline="always")
@@ -378,13 +380,12 @@ def _exponential(dtype: str, width: int, scheme: LaneScheme, backward: bool) -> 
         return spare
 
     turned = [entry % width * width + entry // width for entry in range(size)] if backward else None
-    raised = range(0, size, width + 1) if shifted and not backward else ()
     return Exponential(
         lanes_at + 2 * lanes,
         measure,
         gradient if backward else forward,
         block_reader(dtype, arithmetic, size, turned),
-        block_writer(dtype, arithmetic, size, raised),
+        block_writer(dtype, arithmetic, size),
     )
 
 
@@ -401,6 +402,8 @@ class Tools(NamedTuple):
     """add_product(w, a, b, c): c = c + a b."""
     double: Any
     """double(w, x, c): c = 2 x."""
+    add_identity: Any
+    """add_identity(w, c): c = c + I."""
     keep_finished: Any
     """keep_finished(w, old, new, left): lanes without squarings left take the old value again."""
 
@@ -417,6 +420,12 @@ def tile(width: int, totals: int) -> tuple[int, int]:
     return max(fitting, key=lambda part: (part[0] * part[1] / (part[0] + part[1]), part[1]))
 
 
+def entries(emit: Any, width: int) -> Iterator[Any]:
+    """Where the entries of a matrix stand behind its first: a run-time loop over strips of four."""
+    for start, count in emit.strips(width * width, 4):
+        yield from (emit.times(emit.at(start, i), LANES) for i in range(count))
+
+
 def make_tools(arithmetic: str, width: int, theta: float) -> Tools:
     """The tools for one width and arithmetic; a norm above `theta` is scaled."""
     from numba import njit
@@ -428,39 +437,30 @@ def make_tools(arithmetic: str, width: int, theta: float) -> Tools:
     registers = 16 if register * np.dtype(arithmetic).itemsize == 64 else 8
     rows, columns = tile(width, registers // max(1, lanes // register))
 
-    def part_of_product(more: bool) -> Callable[..., None]:
-        @simd(arithmetic, lanes)
-        def part(emit: Any, w: Any, a: Any, b: Any, c: Any, row: Any, column: Any) -> None:
-            a, b = emit.at(a, emit.times(row, row_size)), emit.at(b, emit.times(column, lanes))
-            c = emit.at(c, emit.times(row, row_size), emit.times(column, lanes))
-            entries = [(i, j) for i in range(rows) for j in range(columns)]
-            places = [emit.at(c, i * row_size + j * lanes) for i, j in entries]
-            totals = [emit.load(w, place, padded=True) for place in places] if more else []
-            for k in range(width):
-                left = [emit.load(w, emit.at(a, i * row_size + k * lanes), padded=True) for i in range(rows)]
-                right = [emit.load(w, emit.at(b, k * row_size + j * lanes), padded=True) for j in range(columns)]
-                if totals:
-                    totals = [emit.fma(left[i], right[j], total) for (i, j), total in zip(entries, totals)]
-                else:
-                    totals = [emit.mul(left[i], right[j]) for i, j in entries]
-            for place, total in zip(places, totals):
-                emit.store(w, place, total, padded=True)
+    def product(more: bool) -> Callable[..., None]:
+        @simd(arithmetic, lanes, shared=width > NARROW)
+        def multiply(emit: Any, w: Any, a: Any, b: Any, c: Any) -> None:
+            part = [(i, j) for i in range(rows) for j in range(columns)]
+            for row, _ in emit.strips(width, rows):
+                for column, _ in emit.strips(width, columns):
+                    above, beside = emit.times(row, row_size), emit.times(column, lanes)
+                    places = [emit.at(c, above, beside, i * row_size + j * lanes) for i, j in part]
+                    totals = [emit.load(w, place, padded=True) for place in places] if more else []
+                    for k in range(width):
+                        left = [emit.load(w, emit.at(a, above, i * row_size + k * lanes), padded=True) for i in range(rows)]
+                        right = [
+                            emit.load(w, emit.at(b, beside, k * row_size + j * lanes), padded=True) for j in range(columns)
+                        ]
+                        if totals:
+                            totals = [emit.fma(left[i], right[j], total) for (i, j), total in zip(part, totals)]
+                        else:
+                            totals = [emit.mul(left[i], right[j]) for i, j in part]
+                    for place, total in zip(places, totals):
+                        emit.store(w, place, total, padded=True)
 
-        return part
+        return multiply
 
-    set_part, add_part = part_of_product(False), part_of_product(True)
-
-    @njit(inline="always")
-    def set_product(w, a, b, c):
-        for row in range(0, width, rows):
-            for column in range(0, width, columns):
-                set_part(w, a, b, c, row, column)
-
-    @njit(inline="always")
-    def add_product(w, a, b, c):
-        for row in range(0, width, rows):
-            for column in range(0, width, columns):
-                add_part(w, a, b, c, row, column)
+    set_product, add_product = product(False), product(True)
 
     @simd(arithmetic, lanes)
     def column_sums(emit: Any, w: Any, target: Any) -> None:
@@ -482,28 +482,29 @@ def make_tools(arithmetic: str, width: int, theta: float) -> Tools:
     @simd(arithmetic, lanes)
     def scale(emit: Any, w: Any, target: Any, factors: Any) -> None:
         factor = emit.load(w, factors, padded=True)
-        for row in emit.each(width):
-            for j in range(width):
-                place = emit.at(target, emit.times(row, row_size), j * lanes)
-                emit.store(w, place, emit.mul(emit.load(w, place, padded=True), factor), padded=True)
+        for shift in entries(emit, width):
+            place = emit.at(target, shift)
+            emit.store(w, place, emit.mul(emit.load(w, place, padded=True), factor), padded=True)
 
     @simd(arithmetic, lanes)
     def double(emit: Any, w: Any, source: Any, target: Any) -> None:
-        for row in emit.each(width):
-            for j in range(width):
-                shift = emit.at(j * lanes, emit.times(row, row_size))
-                vector = emit.load(w, emit.at(source, shift), padded=True)
-                emit.store(w, emit.at(target, shift), emit.add(vector, vector), padded=True)
+        for shift in entries(emit, width):
+            vector = emit.load(w, emit.at(source, shift), padded=True)
+            emit.store(w, emit.at(target, shift), emit.add(vector, vector), padded=True)
+
+    @simd(arithmetic, lanes)
+    def add_identity(emit: Any, w: Any, target: Any) -> None:
+        for i in range(width):
+            place = emit.at(target, i * (row_size + lanes))
+            emit.store(w, place, emit.add(emit.load(w, place, padded=True), emit.constant(1.0)), padded=True)
 
     @simd(arithmetic, lanes)
     def keep_finished(emit: Any, w: Any, old: Any, new: Any, left: Any) -> None:
         going = emit.builder.fcmp_ordered(">", emit.load(w, left, padded=True), emit.constant(0.0))
-        for row in emit.each(width):
-            for j in range(width):
-                shift = emit.at(j * lanes, emit.times(row, row_size))
-                place = emit.at(new, shift)
-                before = emit.load(w, emit.at(old, shift), padded=True)
-                emit.store(w, place, emit.builder.select(going, emit.load(w, place, padded=True), before), padded=True)
+        for shift in entries(emit, width):
+            place = emit.at(new, shift)
+            before = emit.load(w, emit.at(old, shift), padded=True)
+            emit.store(w, place, emit.builder.select(going, emit.load(w, place, padded=True), before), padded=True)
 
     @njit(inline="always")
     def measure(w, target):
@@ -524,7 +525,7 @@ def make_tools(arithmetic: str, width: int, theta: float) -> Tools:
             fewest, most = min(fewest, count_here), max(most, count_here)
         return fewest, most, top if finite else -1.0
 
-    return Tools(measure, scale, set_product, add_product, double, keep_finished)
+    return Tools(measure, scale, set_product, add_product, double, add_identity, keep_finished)
 
 
 def wide_core(arithmetic: str, width: int, degree: int, tools: Tools) -> Core:
@@ -547,14 +548,12 @@ def wide_core(arithmetic: str, width: int, degree: int, tools: Tools) -> Core:
         @simd(arithmetic, lanes)
         def combine(emit: Any, w: Any, coef: Any, first: Any, x: Any, powers: Any, out: Any) -> None:
             splats = [emit.splat(coef, emit.at(first, k)) for k in range(terms)]
-            for row in emit.each(width):
-                for j in range(width):
-                    shift = emit.at(j * lanes, emit.times(row, row_size))
-                    total = emit.mul(splats[1], emit.load(w, emit.at(x, shift), padded=True))
-                    for k in range(2, terms):
-                        power = emit.load(w, emit.at(powers, shift, (k - 2) * slot), padded=True)
-                        total = emit.fma(splats[k], power, total)
-                    emit.store(w, emit.at(out, shift), total, padded=True)
+            for shift in entries(emit, width):
+                total = emit.mul(splats[1], emit.load(w, emit.at(x, shift), padded=True))
+                for k in range(2, terms):
+                    power = emit.load(w, emit.at(powers, shift, (k - 2) * slot), padded=True)
+                    total = emit.fma(splats[k], power, total)
+                emit.store(w, emit.at(out, shift), total, padded=True)
             for row in emit.each(width if plain else 0):
                 place = emit.at(out, emit.times(row, row_size + lanes))
                 emit.store(w, place, emit.add(emit.load(w, place, padded=True), splats[0]), padded=True)

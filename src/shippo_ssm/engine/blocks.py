@@ -7,7 +7,7 @@ since their names could meet those of another kernel that was compiled in anothe
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -19,6 +19,8 @@ from shippo_ssm.engine.emitter import Emitter, simd
 LANES = 16 if torch.backends.cpu.get_cpu_capability() == "AVX512" else 8
 # Blocks between a prefetch and its use: the processor's own prefetching ends with every page.
 AHEAD = 8
+# Up to so many vectors of a row are written out.
+UNROLLED = 4
 
 
 class LaneMap(NamedTuple):
@@ -53,6 +55,15 @@ def transposed(emit: Any, rows: list[Any]) -> list[Any]:
     return rows
 
 
+def chunks(emit: Any, entries: int) -> Iterator[tuple[Any, int]]:
+    """(start, count) of the LANES entries that are transposed at a time: a run-time loop where there are many of them, since
+    what is written out has to be compiled."""
+    if entries > UNROLLED * LANES:
+        yield from emit.strips(entries, LANES)
+    else:
+        yield from ((start, min(LANES, entries - start)) for start in range(0, entries, LANES))
+
+
 def block_reader(dtype: str, arithmetic: str, entries: int, order: Sequence[int] | None = None) -> Callable[..., None]:
     """read(array, first, here, w, target): the `here` rows of `entries` numbers from row `first` on, zeros in the lanes left.
 
@@ -68,18 +79,18 @@ def block_reader(dtype: str, arithmetic: str, entries: int, order: Sequence[int]
 
     @simd(arithmetic, LANES)
     def read_block(emit: Any, array: Any, base: Any, w: Any, target: Any) -> None:
-        outside = Emitter(emit.builder, dtype, LANES)
+        outside, table = Emitter(emit.builder, dtype, LANES), emit.table(places)
         outside.prefetch(array, emit.at(base, AHEAD * LANES * entries), LANES * entries)
-        for chunk in range(0, entries, LANES):
-            count = min(LANES, entries - chunk)
+        for chunk, count in chunks(emit, entries):
             if entries == 1:
                 columns = [outside.load(array, base, padded=True)]
             else:
-                starts = [emit.at(base, lane * entries + chunk) for lane in range(LANES)]
+                starts = [emit.at(base, chunk, lane * entries) for lane in range(LANES)]
                 columns = transposed(emit, [outside.load_part(array, start, count) for start in starts])[:count]
-            for entry, vector in enumerate(columns, chunk):
+            for entry, vector in enumerate(columns):
                 wide = vector if dtype == arithmetic else emit.builder.fpext(vector, emit.vector)
-                emit.store(w, emit.at(target, int(places[entry]) * LANES), wide, padded=True)
+                place = emit.times(emit.integer(table, emit.at(chunk, entry)), LANES)
+                emit.store(w, emit.at(target, place), wide, padded=True)
             emit.forget()
 
     @njit(inline="always")
@@ -95,26 +106,22 @@ def block_reader(dtype: str, arithmetic: str, entries: int, order: Sequence[int]
     return read
 
 
-def block_writer(dtype: str, arithmetic: str, entries: int, raised: Sequence[int] = ()) -> Callable[..., None]:
-    """write(w, source, array, first, here): the way back of a reader, one added to the entries that are `raised`."""
+def block_writer(dtype: str, arithmetic: str, entries: int) -> Callable[..., None]:
+    """write(w, source, array, first, here): the way back of a reader without an order."""
     from numba import njit
-
-    lifted, unit = np.isin(np.arange(entries), raised), np.dtype(arithmetic).type(1)
 
     @simd(arithmetic, LANES)
     def write_block(emit: Any, w: Any, source: Any, array: Any, base: Any) -> None:
-        outside, one = Emitter(emit.builder, dtype, LANES), emit.constant(1.0)
-        for chunk in range(0, entries, LANES):
-            count = min(LANES, entries - chunk)
-            columns = [emit.load(w, emit.at(source, entry * LANES), padded=True) for entry in range(chunk, chunk + count)]
-            columns = [emit.add(column, one) if entry in raised else column for entry, column in enumerate(columns, chunk)]
+        outside = Emitter(emit.builder, dtype, LANES)
+        for chunk, count in chunks(emit, entries):
+            columns = [emit.load(w, emit.at(source, emit.times(emit.at(chunk, i), LANES)), padded=True) for i in range(count)]
             if dtype != arithmetic:
                 columns = [emit.builder.fptrunc(column, outside.vector) for column in columns]
             if entries == 1:
                 outside.store(array, base, columns[0], padded=True)
                 continue
             for lane, vector in enumerate(transposed(emit, columns + columns[-1:] * (LANES - count))):
-                outside.store_part(array, emit.at(base, lane * entries + chunk), vector, count)
+                outside.store_part(array, emit.at(base, chunk, lane * entries), vector, count)
 
     @njit(inline="always")
     def write(w, source, array, first, here):
@@ -123,7 +130,6 @@ def block_writer(dtype: str, arithmetic: str, entries: int, raised: Sequence[int
         else:
             for lane in range(here):
                 for entry in range(entries):
-                    number = w[source + entry * LANES + lane]
-                    array[(first + lane) * entries + entry] = number + unit if lifted[entry] else number
+                    array[(first + lane) * entries + entry] = w[source + entry * LANES + lane]
 
     return write

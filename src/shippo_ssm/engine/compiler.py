@@ -35,6 +35,9 @@ logger = logging.getLogger("shippo_ssm")
 # What a field of a record is: the dtype of a flat array, `int`, or the class of a record, followed by its own fields.
 Kinds = tuple[Any, ...]
 
+# What is logged of a kernel and the seconds it took.
+COMPILED = "compiled %s in %.1f s"
+
 _announced = False
 _PART = ".part"
 
@@ -82,8 +85,11 @@ def compile_kernel(builder: Callable[..., Callable], kinds: Kinds, constants: di
         if result is None:
             # Traces may name instructions that LLVM has no words for.
             binding.initialize_native_asmparser()
-            _announce(f"{builder.__name__}({', '.join(f'{k}={v}' for k, v in constants.items())})")
+            name = f"{builder.__name__}({', '.join(f'{k}={v}' for k, v in constants.items())})"
+            begin = time.perf_counter()
+            _announce(name)
             dispatcher.compile((_record_type(iter(kinds)), numba.int64, numba.int64))
+            logger.info(COMPILED, name, time.perf_counter() - begin)
             (result,) = dispatcher.overloads.values()
             _save(file, result)
     # Not the dispatcher: it would look up the type of every operand again, which takes longer than a short kernel.

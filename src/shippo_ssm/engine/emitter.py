@@ -20,10 +20,12 @@ code is the shape of the trace. A vector wider than the processor's registers is
 from __future__ import annotations
 
 import contextlib
+import functools
 import inspect
 import math
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
+from weakref import WeakKeyDictionary
 
 import numpy as np
 
@@ -63,25 +65,62 @@ def _has(feature: str) -> bool:
     return bool(binding.get_host_cpu_features().get(feature))
 
 
-def simd(dtype: str, lanes: int) -> Callable[[Callable[..., None]], Any]:
-    """Decorator: make `trace(emit, *arguments)` callable from a kernel, with vectors of `lanes` elements of `dtype`."""
+def simd(dtype: str, lanes: int, *, shared: bool = False) -> Callable[[Callable[..., None]], Any]:
+    """Decorator: make `trace(emit, *arguments)` callable from a kernel, with vectors of `lanes` elements of `dtype`.
+
+    A trace is written out wherever it is called. One that is `shared` is a function of its own in the kernel's machine code:
+    what is long and called from many places is then compiled once.
+    """
+    from llvmlite import ir
     from numba.core import cgutils, types
     from numba.extending import intrinsic
 
     def decorate(trace: Callable[..., None]) -> Any:
-        def definition(typing_context: Any, *argument_types: Any) -> Any:
-            def generate(context: Any, builder: Any, signature: Any, arguments: Sequence[Any]) -> Any:
-                def operand(kind: Any, argument: Any) -> Any:
-                    if isinstance(kind, types.Array):
-                        storage = "bfloat16" if kind.dtype == types.int16 else ""
-                        return Pointer(context.make_array(kind)(context, builder, argument).data, storage)
-                    if isinstance(kind, types.BaseNamedTuple):
-                        record: Any = kind
-                        fields = cgutils.unpack_tuple(builder, argument, len(record))
-                        return record.instance_class(*map(operand, record, fields))
-                    return argument
+        # By the module they stand in and the types of their arguments.
+        functions: WeakKeyDictionary[Any, dict[Any, Any]] = WeakKeyDictionary()
 
-                trace(Emitter(builder, dtype, lanes), *map(operand, argument_types, arguments))
+        def definition(typing_context: Any, *argument_types: Any) -> Any:
+            def numbers(context: Any, builder: Any, kind: Any, argument: Any) -> Iterator[Any]:
+                """The addresses and integers that an argument is made of."""
+                if isinstance(kind, types.Array):
+                    yield context.make_array(kind)(context, builder, argument).data
+                elif isinstance(kind, types.BaseNamedTuple):
+                    record: Any = kind
+                    for field_kind, field in zip(record, cgutils.unpack_tuple(builder, argument, len(record))):
+                        yield from numbers(context, builder, field_kind, field)
+                else:
+                    yield argument
+
+            def operand(kind: Any, taken: Iterator[Any]) -> Any:
+                """The argument as a trace sees it, made of the next of its numbers."""
+                if isinstance(kind, types.Array):
+                    return Pointer(next(taken), "bfloat16" if kind.dtype == types.int16 else "")
+                if isinstance(kind, types.BaseNamedTuple):
+                    record: Any = kind
+                    return record.instance_class(*(operand(field_kind, taken) for field_kind in record))
+                return next(taken)
+
+            def write(builder: Any, taken: Sequence[Any]) -> None:
+                left = iter(taken)
+                trace(Emitter(builder, dtype, lanes), *(operand(kind, left) for kind in argument_types))
+
+            def generate(context: Any, builder: Any, signature: Any, arguments: Sequence[Any]) -> Any:
+                taken = [x for pair in zip(argument_types, arguments) for x in numbers(context, builder, *pair)]
+                if not shared:
+                    write(builder, taken)
+                    return context.get_dummy_value()
+                made = functions.setdefault(builder.module, {})
+                if argument_types not in made:
+                    kind = ir.FunctionType(ir.VoidType(), [value.type for value in taken])
+                    function = ir.Function(builder.module, kind, builder.module.get_unique_name(trace.__name__))
+                    # Not seen from outside: the machine code on disk is still one function.
+                    function.linkage = "internal"
+                    function.attributes.add("noinline")
+                    inside = ir.IRBuilder(function.append_basic_block())
+                    write(inside, function.args)
+                    inside.ret_void()
+                    made[argument_types] = function
+                builder.call(made[argument_types], taken)
                 return context.get_dummy_value()
 
             return types.void(*argument_types), generate
@@ -140,24 +179,20 @@ class Emitter:
         """A vector with `value` in every lane."""
         return self._ir.Constant(self.vector, [float(np.dtype(self.dtype).type(value))] * self.lanes)
 
-    def unit(self, lane: int) -> Any:
-        """A vector with one in `lane` and zero in the others."""
-        return self._ir.Constant(self.vector, [float(other == lane) for other in range(self.lanes)])
-
     def variable(self) -> Variable:
         """A vector variable that starts at zero."""
         return Variable(self, self.constant(0.0))
 
     def at(self, base: Any, *offsets: Any) -> Any:
         """The index base + offsets."""
-        base = self._as_index(base)
-        for offset in offsets:
-            base = self.builder.add(base, self._as_index(offset))
-        return base
+        terms = [base, *offsets]
+        total = sum(term for term in terms if isinstance(term, int))
+        values = [term for term in terms if not isinstance(term, int)]
+        return functools.reduce(self.builder.add, [*values, self._as_index(total)] if total or not values else values)
 
     def times(self, index: Any, factor: int) -> Any:
         """The index `index * factor`."""
-        return self.builder.mul(self._as_index(index), self._as_index(factor))
+        return index * factor if isinstance(index, int) else self.builder.mul(index, self._as_index(factor))
 
     def blocks(self, length: Any) -> Iterator[Any]:
         """First lanes of the blocks that cover `range(length)`; the last one may hold fewer than `lanes` elements.
@@ -283,6 +318,18 @@ class Emitter:
             self._ir.Constant(self.vector, self._ir.Undefined), self._load(self.scalar, array, index), self._lane(0)
         )
         return self._shuffle(first, first, [0] * self.lanes)
+
+    def table(self, numbers: Sequence[int]) -> Pointer:
+        """An array of integers that are known while compiling."""
+        from numba.core import cgutils
+
+        values = self._ir.Constant(self._ir.ArrayType(self.index, len(numbers)), [int(number) for number in numbers])
+        array = cgutils.global_constant(self.builder, "table", values)
+        return Pointer(self.builder.bitcast(array, self.index.as_pointer()))
+
+    def integer(self, table: Pointer, index: Any) -> Any:
+        """The integer table[index]."""
+        return self.builder.load(self.builder.gep(table.address, [self._as_index(index)]))
 
     def copy(self, array: Pointer, index: Any, target: Pointer, place: Any, length: int) -> None:
         """target[place : place + length] = array[index : index + length], widened where they are stored short."""

@@ -22,6 +22,7 @@ small by a difference of large numbers; it is summed over N anew, so that the gr
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -36,6 +37,8 @@ FRAMED = (8, 16)
 _SLACK = 64
 # The mean decay below which a position forgets nearly everything.
 _FORGETS = 1 / 16
+# Rows that are written out inside a product.
+_STRIP = 4
 
 
 class Frame(NamedTuple):
@@ -101,7 +104,7 @@ def entrance(case: Any) -> Any:
     width, rank = case.width, case.rank
     area, limit = width * width, float((_SLACK * np.finfo(case.dtype).eps) ** 2)
 
-    @simd(case.dtype, width)
+    @simd(case.dtype, width, shared=True)
     def enter(emit: Emitter, frame: Frame, s: Any, later: Any, g: Any, recurrence: Any, u: Any, dy: Pointer) -> None:
         moves, here = emit.times(u, area), emit.times(later, area)
         _multiply(emit, frame.turns, emit.times(s, area), recurrence.right, moves, frame.turns, here, width)
@@ -120,12 +123,16 @@ def entrance(case: Any) -> Any:
                     squares = emit.total(emit.mul(vector, vector))
                     emit.store_first(sums, g, emit.add(squares, emit.splat(sums, g)))
 
-    @simd(case.dtype, width)
+    @simd(case.dtype, width, shared=True)
     def settle(emit: Emitter, frame: Frame, last: Any, g: Any) -> None:
-        turn = emit.times(last, area)
-        _multiply(emit, frame.turns, turn, frame.turns, turn, frame.product, 0, width, transposed=True)
-        off = [emit.sub(row, emit.unit(j)) for j, row in enumerate(load_rows(emit, frame.product, 0, width))]
-        emit.store_first(frame.slack, g, emit.add(emit.total(emit.dot(off, off)), emit.splat(frame.slack, g)))
+        turn, total = emit.times(last, area), emit.variable()
+        for i in emit.each(width):
+            column = [emit.splat(frame.turns, emit.at(turn, i, k * width)) for k in range(width)]
+            # V is I before the first position.
+            one = emit.load(frame.turns, emit.at(emit.times(g, area), emit.times(i, width)), padded=True)
+            off = emit.sub(emit.dot(column, load_rows(emit, frame.turns, turn, width)), one)
+            total.set(emit.fma(off, off, total.get()))
+        emit.store_first(frame.slack, g, emit.add(emit.total(total.get()), emit.splat(frame.slack, g)))
 
     @njit(inline="always")
     def enter_frame(frame, turning, recurrence, dy, u, length, groups, count, block):
@@ -155,16 +162,17 @@ def meeting(case: Any) -> tuple[Any, Any, Any]:
     dtype, order, width, row = case.dtype, case.order, case.width, case.row
     lanes = min(simd_lanes(dtype, order), register_lanes(dtype))
 
-    @simd(dtype, lanes)
+    @simd(dtype, lanes, shared=True)
     def turn_adjoint(emit: Emitter, frame: Frame, s: Any, adjoint: Pointer, q: Any) -> None:
         matrix = emit.times(s, width * width)
         for n in emit.blocks(order):
             rows = load_rows(emit, adjoint, emit.at(q, n), width, row)
-            for p in range(width):
-                moved = emit.dot([emit.splat(frame.turns, emit.at(matrix, p * width + k)) for k in range(width)], rows)
-                emit.store(adjoint, emit.at(q, n, p * row), moved, padded=True)
+            for p in emit.each(width):
+                line = emit.at(matrix, emit.times(p, width))
+                moved = emit.dot([emit.splat(frame.turns, emit.at(line, k)) for k in range(width)], rows)
+                emit.store(adjoint, emit.at(q, n, emit.times(p, row)), moved, padded=True)
 
-    @simd(dtype, lanes)
+    @simd(dtype, lanes, shared=True)
     def meet(emit: Emitter, frame: Frame, g: Any, states: Pointer, old: Any, adjoint: Pointer, q: Any) -> None:
         for i in emit.each(width):
             for j, count in emit.strips(width, tile_columns(dtype, lanes)):
@@ -177,7 +185,7 @@ def meeting(case: Any) -> tuple[Any, Any, Any]:
                 at = emit.at(emit.times(g, width * width), emit.times(i, width), j)
                 emit.store_sums(frame.meeting, at, [total.get() for total in sums])
 
-    @simd(dtype, lanes)
+    @simd(dtype, lanes, shared=True)
     def keep(emit: Emitter, frame: Frame, decays: Pointer, a: Any) -> None:
         total = emit.variable()
         for n in emit.blocks(order):
@@ -196,7 +204,7 @@ def way_out(case: Any) -> tuple[Any, Any]:
     dtype, width, rank, has_seen = case.dtype, case.width, case.rank, case.has_seen
     area = width * width
 
-    @simd(dtype, width)
+    @simd(dtype, width, shared=True)
     def leave(emit: Emitter, frame: Frame, s: Any, later: Any, g: Any, dvalue: Pointer, dseen: Pointer, u: Any) -> None:
         answer, sources, outside = emit.times(s, width), emit.times(s, rank * width), emit.times(u, rank * width)
         turns = load_rows(emit, frame.turns, emit.times(later, area), width)
@@ -214,7 +222,7 @@ def way_out(case: Any) -> tuple[Any, Any]:
                     row = emit.sub(row, emit.mul(emit.splat(source, emit.at(sources, r * width + i)), line))
             emit.store(frame.meeting, emit.at(b, i * width), row, padded=True)
 
-    @simd(dtype, width)
+    @simd(dtype, width, shared=True)
     def turn_back(emit: Emitter, frame: Frame, s: Any, later: Any, g: Any, dright: Pointer, u: Any) -> None:
         before, here, b, moves = (emit.times(index, area) for index in (s, later, g, u))
         _multiply(emit, frame.meeting, b, frame.turns, here, frame.product, 0, width)
@@ -242,13 +250,30 @@ def _multiply(
     streamed: bool = False,
 ) -> None:
     """out = left right, or left^T right: P x P matrices that begin at a, b and c, a row of `right` to a vector."""
+
+    def row_of(k: Any) -> Any:
+        return emit.load(right, emit.at(b, emit.times(k, width)), padded=True)
+
     for i, count in emit.strips(width, tile_columns(emit.dtype, emit.lanes)):
-        sums: list[Any] = [None] * count
-        for k, row in enumerate(load_rows(emit, right, b, width)):
-            for j in range(count):
-                place = emit.at(i, j)
-                entry = emit.at(a, k * width, place) if transposed else emit.at(a, emit.times(place, width), k)
-                factor = emit.splat(left, entry)
-                sums[j] = emit.mul(factor, row) if k == 0 else emit.fma(factor, row, sums[j])
-        for j, row in enumerate(sums):
+
+        def entry_of(k: Any, j: int, i: Any = i) -> Any:
+            place = emit.at(i, j)
+            return emit.splat(
+                left, emit.at(a, *((emit.times(k, width), place) if transposed else (emit.times(place, width), k)))
+            )
+
+        for j, row in enumerate(sum_rows(emit, width, count, row_of, entry_of)):
             emit.store(out, emit.at(c, emit.times(emit.at(i, j), width)), row, padded=True, streamed=streamed)
+
+
+def sum_rows(
+    emit: Emitter, width: int, count: int, row_of: Callable[[Any], Any], entry_of: Callable[[Any, int], Any]
+) -> list[Any]:
+    """sum_k entry_of(k, j) row_of(k), k < P, for j < `count`: a run-time loop, since what is written out has to be compiled."""
+    sums = [emit.variable() for _ in range(count)]
+    for start, several in emit.strips(width, _STRIP):
+        for k in (emit.at(start, i) for i in range(several)):
+            row = row_of(k)
+            for j, total in enumerate(sums):
+                total.set(emit.fma(entry_of(k, j), row, total.get()))
+    return [total.get() for total in sums]

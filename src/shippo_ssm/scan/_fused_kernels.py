@@ -52,7 +52,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from shippo_ssm.engine import Emitter, Pointer, register_lanes, simd, simd_lanes, tile_columns, transposed
-from shippo_ssm.scan._frame_kernels import entrance, frame_opener, load_rows, meeting, way_out
+from shippo_ssm.scan._frame_kernels import entrance, frame_opener, load_rows, meeting, sum_rows, way_out
 from shippo_ssm.scan.algebra import Recurrence
 
 __all__ = [
@@ -197,7 +197,7 @@ def build_forward(case: Case) -> Any:
     advance, prepare, many = _advance(case, answers=True, replays=False), _prepare(case, replays=False), num_numbers(case)
     order, width, row, chunk, varying = case.order, case.width, case.row, case.chunk, case.varying
     tiled = width > tile_columns(case.dtype, simd_lanes(case.dtype, order))
-    size = width * row
+    size, copy = width * row, _copy(case)
     element = np.dtype(case.dtype).type
 
     def forward(operands, start, stop):
@@ -224,7 +224,7 @@ def build_forward(case: Case) -> Any:
             for low in range(begin, end, chunk):
                 if checkpoints.size:
                     kept = ((first_chunk[sequence] + (low - begin) // chunk) * groups + first) * size
-                    checkpoints[kept : kept + count * size] = states[old : old + count * size]
+                    copy(states, old, checkpoints, kept, count * size)
                 for t in range(low, min(low + chunk, end)):
                     u = t * groups + first
                     for g in range(count):
@@ -251,7 +251,7 @@ def build_backward(case: Case) -> Any:
     open_frame, enter_frame = frame_opener(case), entrance(case)
     (turn_adjoint, meet, keep), (leave, turn_back) = meeting(case), way_out(case)
     order, width, row, chunk, varying, framed = case.order, case.width, case.row, case.chunk, case.varying, case.framed
-    size = width * row
+    size, copy = width * row, _copy(case)
     element = np.dtype(case.dtype).type
 
     def backward(operands, start, stop):
@@ -284,7 +284,7 @@ def build_backward(case: Case) -> Any:
             for k in range((end - begin + chunk - 1) // chunk - 1, -1, -1):
                 low, high = begin + k * chunk, min(begin + k * chunk + chunk, end)
                 kept = ((first_chunk[sequence] + k) * groups + first) * size
-                states[: count * size] = checkpoints[kept : kept + count * size]
+                copy(checkpoints, kept, states, 0, count * size)
                 if framed:
                     enter_frame(frame, turning, recurrence, dy, low * groups + first, high - low, groups, count, block)
                 for t in range(low, high):
@@ -407,6 +407,17 @@ def num_numbers(case: Case) -> int:
     return case.width * (case.width + case.rank + 1)
 
 
+def _copy(case: Case) -> Any:
+    """Numbers of one array to another: the copy of a slice takes Numba four seconds to compile where it is the first."""
+
+    @simd(case.dtype, simd_lanes(case.dtype, case.order))
+    def copy(emit: Emitter, source: Pointer, i: Any, target: Pointer, j: Any, length: Any) -> None:
+        for n in emit.blocks(length):
+            emit.store(target, emit.at(j, n), emit.load(source, emit.at(i, n)))
+
+    return copy
+
+
 def _prepare(case: Case, *, replays: bool) -> Any:
     """exp(step drift) of one position and group, in a loop of its own: its long dependency chains then overlap.
 
@@ -444,7 +455,7 @@ def _advance(case: Case, *, answers: bool, replays: bool) -> Any:
     lanes = simd_lanes(case.dtype, order)
     columns = tile_columns(case.dtype, lanes)
 
-    @simd(case.dtype, lanes)
+    @simd(case.dtype, lanes, shared=replays and case.framed)
     def advance(
         emit: Emitter,
         scratch: Chunk,
@@ -490,9 +501,10 @@ def _advance(case: Case, *, answers: bool, replays: bool) -> Any:
             overlaps = [emit.variable() for _ in range(rank * (has_seen and answers))]
             for n in emit.blocks(order):
                 left = emit.load(decays, emit.at(a, n), padded=True)
-                if has_right:
-                    rows = load_rows(emit, states, emit.at(old, n), width, row)
-                    state = _product(emit, rows, right, emit.at(matrix, q), count, 1)
+                if has_right and width > columns:
+                    state = _tile(emit, width, count, states, emit.at(old, n), row, right, emit.at(matrix, q), 1)
+                elif has_right:
+                    state = _product(emit, load_rows(emit, states, emit.at(old, n), width, row), right, matrix, 1)
                 else:
                     state = load_rows(emit, states, emit.at(old, n, emit.times(q, row)), count, row)
                 state = moved = [emit.mul(left, x) for x in state]
@@ -538,7 +550,7 @@ def _retreat(case: Case) -> Any:
     tiled = has_right and width > columns
     across = tiled and width % SIDE == 0 and order % SIDE == 0
 
-    @simd(dtype, lanes)
+    @simd(dtype, lanes, shared=case.framed)
     def retreat(
         emit: Emitter, place: Place, scratch: Chunk, adjoints: Adjoint, recurrence: Pointers, dy: Pointer, out: Pointers
     ) -> None:
@@ -589,7 +601,7 @@ def _retreat(case: Case) -> Any:
                 for p in range(width):
                     emit.store(moved, emit.at(n, p * row), lower[p], padded=True)
             if has_right and not tiled:
-                lower = _product(emit, lower, right, matrix, width, width)
+                lower = _product(emit, lower, right, matrix, width)
             if not tiled:
                 for p in range(width):
                     emit.store(adjoint, emit.at(s, n, p * row), lower[p], padded=True)
@@ -601,8 +613,7 @@ def _retreat(case: Case) -> Any:
         if tiled:
             for p, count in emit.strips(width, columns):
                 for n in emit.blocks(order):
-                    rows = load_rows(emit, moved, n, width, row)
-                    lower = _product(emit, rows, right, emit.at(matrix, emit.times(p, width)), count, width)
+                    lower = _tile(emit, width, count, moved, n, row, right, emit.at(matrix, emit.times(p, width)), width)
                     for i, x in enumerate(lower):
                         emit.store(adjoint, emit.at(s, n, emit.times(emit.at(p, i), row)), x, padded=True)
             for n in emit.blocks(order):
@@ -732,19 +743,34 @@ def _gather(case: Case, mirrored: bool, many: int) -> Any:
     return gather
 
 
-def _product(emit: Emitter, rows: list[Any], matrix: Pointer, start: Any, count: int, stride: int) -> list[Any]:
-    """rows [P] times `count` columns of a P x P matrix, the first at `start`, one every `stride` numbers.
+def _product(emit: Emitter, rows: list[Any], matrix: Pointer, start: Any, stride: int) -> list[Any]:
+    """rows [P] times the P x P matrix at `start`, whose columns begin every `stride` numbers.
 
     One row after another, so that a matrix entry is loaded right where it is used.
     """
     width = len(rows)
     down = width // stride
-    result: list[Any] = [None] * count
+    result: list[Any] = [None] * width
     for p, x in enumerate(rows):
-        for q in range(count):
+        for q in range(width):
             entry = emit.splat(matrix, emit.at(start, p * down + q * stride))
             result[q] = emit.mul(x, entry) if p == 0 else emit.fma(x, entry, result[q])
     return result
+
+
+def _tile(
+    emit: Emitter, width: int, count: int, array: Pointer, first: Any, row: int, matrix: Pointer, start: Any, stride: int
+) -> list[Any]:
+    """The same for `count` of the columns, the first at `start`, of rows that stand in `array`, one every `row` numbers."""
+    down = width // stride
+
+    def row_of(p: Any) -> Any:
+        return emit.load(array, emit.at(first, emit.times(p, row)), padded=True)
+
+    def entry_of(p: Any, q: int) -> Any:
+        return emit.splat(matrix, emit.at(start, emit.times(p, down), q * stride))
+
+    return sum_rows(emit, width, count, row_of, entry_of)
 
 
 def _splats(emit: Emitter, array: Pointer, start: Any, rows: int, columns: int) -> list[list[Any]]:
