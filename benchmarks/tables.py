@@ -86,7 +86,7 @@ def compilation_table(section: dict[str, Any]) -> Table:
         seconds = [kernel["seconds"] for kernel in kernels]
         rows.append((name, str(len(kernels)), f"{sum(seconds):.1f}", f"{max(seconds):.1f}", slowest["kernel"].strip("_")))
     note = (
-        "Both passes of each, in one process with nothing on disk, in this order: a kernel that an earlier row needed too is not"
+        "Both passes of each, in one process with nothing on disk, in this order: a kernel that an earlier row needed is not"
         " compiled again. Machine code is kept, so this is waited for once per machine and version."
     )
     head = ("first call of", "kernels", "seconds", "the slowest", "which is")
