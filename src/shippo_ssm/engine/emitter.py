@@ -25,7 +25,6 @@ import inspect
 import math
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
-from weakref import WeakKeyDictionary
 
 import numpy as np
 
@@ -76,9 +75,6 @@ def simd(dtype: str, lanes: int, *, shared: bool = False) -> Callable[[Callable[
     from numba.extending import intrinsic
 
     def decorate(trace: Callable[..., None]) -> Any:
-        # By the module they stand in and the types of their arguments.
-        functions: WeakKeyDictionary[Any, dict[Any, Any]] = WeakKeyDictionary()
-
         def definition(typing_context: Any, *argument_types: Any) -> Any:
             def numbers(context: Any, builder: Any, kind: Any, argument: Any) -> Iterator[Any]:
                 """The addresses and integers that an argument is made of."""
@@ -109,18 +105,19 @@ def simd(dtype: str, lanes: int, *, shared: bool = False) -> Callable[[Callable[
                 if not shared:
                     write(builder, taken)
                     return context.get_dummy_value()
-                made = functions.setdefault(builder.module, {})
-                if argument_types not in made:
+                # Kept with the module that they stand in, and freed with it.
+                made = vars(builder.module).setdefault("shared_traces", {})
+                if (trace, argument_types) not in made:
                     kind = ir.FunctionType(ir.VoidType(), [value.type for value in taken])
                     function = ir.Function(builder.module, kind, builder.module.get_unique_name(trace.__name__))
-                    # Not seen from outside: the machine code on disk is still one function.
+                    # Not seen from outside: its name cannot meet that of another kernel.
                     function.linkage = "internal"
                     function.attributes.add("noinline")
                     inside = ir.IRBuilder(function.append_basic_block())
                     write(inside, function.args)
                     inside.ret_void()
-                    made[argument_types] = function
-                builder.call(made[argument_types], taken)
+                    made[trace, argument_types] = function
+                builder.call(made[trace, argument_types], taken)
                 return context.get_dummy_value()
 
             return types.void(*argument_types), generate
