@@ -218,6 +218,18 @@ def test_records_may_be_nested_and_reach_the_vector_instructions():
     torch.testing.assert_close(out, (left * right.detach()).sum(-1) + 2)
 
 
+def test_a_prefetch_asks_for_every_line_also_of_a_short_row():
+    from llvmlite import ir
+
+    module = ir.Module()
+    function = ir.Function(module, ir.FunctionType(ir.VoidType(), [ir.FloatType().as_pointer()]), "rows")
+    emit = Emitter(ir.IRBuilder(function.append_basic_block()), "float32", 8)
+    for length, lines in ((0, 0), (1, 1), (16, 1), (40, 3)):
+        before = str(module).count("call void @\"llvm.prefetch")
+        emit.prefetch(Pointer(function.args[0]), 0, length)
+        assert str(module).count("call void @\"llvm.prefetch") - before == lines
+
+
 TRACED: list[str] = []
 
 

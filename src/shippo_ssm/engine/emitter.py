@@ -343,22 +343,17 @@ class Emitter:
         """One lane of a vector, of any length, in every lane."""
         return self._shuffle(vector, vector, [lane] * self.lanes)
 
-    def prefetch(self, array: Pointer, index: Any, length: int) -> None:
-        """Ask for the cache lines of array[index : index + length]; an address outside the array does no harm.
-
-        Rows shorter than a line are left out: the processor follows such a dense stream by itself.
-        """
+    def prefetch(self, array: Pointer, index: Any, length: int, *, writes: bool = False) -> None:
+        """Ask for the cache lines of array[index : index + length], to read or to write them; an address outside does no harm."""
         from numba.core import cgutils
 
         line = 8 * 64 // _SHORT.get(array.storage, 8 * self._itemsize)
-        if length < line:
-            return
         byte = self._ir.IntType(8).as_pointer()
         flag = self._ir.IntType(32)
         kind = self._ir.FunctionType(self._ir.VoidType(), [byte, flag, flag, flag])
         function = cgutils.get_or_insert_function(self.builder.module, kind, "llvm.prefetch.p0")
-        # Read access, to be kept in all levels, data.
-        hints = [self._ir.Constant(flag, hint) for hint in (0, 3, 1)]
+        # To be kept in all levels, data.
+        hints = [self._ir.Constant(flag, hint) for hint in (int(writes), 3, 1)]
         for start in range(0, length, line):
             address = self.builder.gep(array.address, [self.at(index, start)])
             self.builder.call(function, [self.builder.bitcast(address, byte), *hints])

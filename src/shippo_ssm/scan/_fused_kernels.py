@@ -228,7 +228,8 @@ def build_forward(case: Case) -> Any:
                 for t in range(low, min(low + chunk, end)):
                     u = t * groups + first
                     for g in range(count):
-                        prepare(scratch, g * row, g * many, recurrence, y, u + g, u + g if varying else first + g)
+                        d = u + g if varying else first + g
+                        prepare(scratch, g * row, g * many, recurrence, y, recurrence, u + g, d, groups)
                     for g in range(count):
                         ahead = PREFETCH if g + PREFETCH < count else PREFETCH + skip
                         h, k = old + g * size, new + g * size
@@ -291,7 +292,7 @@ def build_backward(case: Case) -> Any:
                     u, s = t * groups + first, (t - low) * block
                     for g in range(count):
                         d = u + g if varying else first + g
-                        prepare(scratch, (s + g) * row, (s + g) * many, recurrence, dy, u + g, d)
+                        prepare(scratch, (s + g) * row, (s + g) * many, recurrence, dy, gradient, u + g, d, groups)
                     for g in range(count):
                         ahead = PREFETCH if g + PREFETCH < count else PREFETCH + skip
                         old, new, a, z = (s + g) * size, (s + g + block) * size, (s + g) * row, (s + g) * many
@@ -421,12 +422,31 @@ def _copy(case: Case) -> Any:
 def _prepare(case: Case, *, replays: bool) -> Any:
     """exp(step drift) of one position and group, in a loop of its own: its long dependency chains then overlap.
 
-    So does what has to be widened before it can be splat: what was stored just before is slow to load again.
+    So does what has to be widened before it can be splat: what was stored just before is slow to load again. Short rows of the
+    next position are asked for: where a block has not all groups, the processor's own prefetching gets lost in the gaps.
     """
     _, order, width, rank, has_right = case[:5]
 
     @simd(case.dtype, simd_lanes(case.dtype, order))
-    def prepare(emit: Emitter, scratch: Chunk, a: Any, z: Any, recurrence: Pointers, dy: Pointer, u: Any, d: Any) -> None:
+    def prepare(
+        emit: Emitter,
+        scratch: Chunk,
+        a: Any,
+        z: Any,
+        recurrence: Pointers,
+        dy: Pointer,
+        out: Pointers,
+        u: Any,
+        d: Any,
+        groups: Any,
+    ) -> None:
+        later = emit.at(u, groups)
+        for array, length in ((recurrence.value, rank * width), (recurrence.step, 1)):
+            emit.prefetch(array, emit.times(later, length), length)
+        # In the place of dy a forward pass has y.
+        emit.prefetch(dy, emit.times(later, width), width, writes=not replays)
+        for array, length in ((out.value, replays * rank * width), (out.step, int(replays))):
+            emit.prefetch(array, emit.times(later, length), length, writes=True)
         rate = emit.mul(emit.splat(recurrence.step, u), emit.constant(math.log2(math.e)))
         for n in emit.blocks(order):
             exponent = emit.mul(rate, emit.load(recurrence.drift, emit.at(emit.times(d, order), n)))
@@ -473,7 +493,7 @@ def _advance(case: Case, *, answers: bool, replays: bool) -> Any:
     ) -> None:
         value, write, read, _, _, right, seen = recurrence
         states, decays, _ = scratch
-        # Rows end with every block of groups, and the processor's own prefetching does not jump over the gap.
+        # Long rows; they end with every block of groups, and the processor's own prefetching does not jump over the gap.
         for array, length in ((write, rank * order), (read, order), (right, has_right * width**2)):
             emit.prefetch(array, emit.times(emit.at(u, ahead), length), length)
         sources = emit.times(v, rank * width)
