@@ -16,7 +16,7 @@ def test_a_call_is_short():
     assert len({call.file for call in path}) <= 12
     # What is counted is the whole way: from the layer to the threads that run machine code.
     assert path[0][1:] == ("layers/mixer.py", "Mixer.forward")
-    assert {call.name for call in path} >= {"Shippo.run", "Orthogonal.dense", "launch", "parallel_for", "scan"}
+    assert {call.name for call in path} >= {"Shippo.run", "Orthogonal.dense", "launch", "_run", "scan"}
 
 
 @pytest.mark.parametrize(("file", "made"), [(PAGE, page), (PICTURE, picture)])

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
-import functools
-import operator
 import pickle
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -41,19 +39,15 @@ def is_plain(tensor: Tensor) -> bool:
 PLAIN = (Tensor, torch.nn.Parameter)
 
 
-def openmp_team() -> Callable[[Callable[[], None], int], None] | None:
-    """team(work, num_threads) -> calls `work` on so many of the threads that torch's own operations run on, and waits for them.
+def openmp_parallel() -> int:
+    """The address of GOMP_parallel, which runs a function on the threads that torch's own operations run on.
 
-    `None` where torch was built with other threads than those of GNU's OpenMP or of one that answers to its names.
+    0 where torch was built with other threads than those of GNU's OpenMP or of one that answers to its names.
     """
     # A symbol is looked for in a library and in those that it needs: this is the OpenMP that torch itself calls.
     library = ctypes.CDLL(torch._C.__file__)
-    if not hasattr(library, "GOMP_parallel"):
-        return None
-    body = ctypes.CFUNCTYPE(None, ctypes.py_object)
-    prototype = ctypes.CFUNCTYPE(None, body, ctypes.py_object, ctypes.c_uint, ctypes.c_uint)
-    parallel = prototype(("GOMP_parallel", library), ((1, "body"), (1, "work"), (1, "num_threads"), (1, "flags", 0)))
-    return functools.partial(parallel, body(operator.call))
+    function = getattr(library, "GOMP_parallel", None)
+    return ctypes.cast(function, ctypes.c_void_p).value or 0 if function else 0
 
 
 def int8_rows(weight: Tensor) -> tuple[Tensor, Tensor] | None:

@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -18,7 +19,6 @@ from shippo_ssm.engine import (
     compiler,
     launch,
     launch_integers,
-    parallel_for,
     recycled,
     run,
     simd,
@@ -143,45 +143,88 @@ def test_compiler_settings_do_not_leak(monkeypatch, tmp_path, compilations):
     assert settings() == before
 
 
-@pytest.mark.parametrize("team", [_private.openmp_team(), run._pooled()], ids=["torch", "ours"])
-def test_parallel_for_covers_everything_and_raises(monkeypatch, team):
-    monkeypatch.setattr(run, "_team", team)
+def build_count():
+    def count(operands, start, stop):
+        for i in range(start, stop):
+            operands.x[i] += 1
+
+    return count
+
+
+def build_greedy():
+    def greedy(operands, start, stop):
+        room = np.empty(operands.x[start])
+        operands.x[start] = room.size
+
+    return greedy
+
+
+# Threads of OpenMP, and our own.
+TEAMS = pytest.mark.parametrize("parallel", [_private.openmp_parallel(), 0], ids=["torch", "ours"])
+
+
+@TEAMS
+def test_every_item_is_computed_once(monkeypatch, parallel):
+    monkeypatch.setattr(run, "_parallel", parallel)
     torch.set_num_threads(2)
-    seen = np.zeros(1001, dtype=int)
-
-    def count(start, stop):
-        seen[start:stop] += 1
-
-    def fail(start, stop):
-        raise ZeroDivisionError
-
-    for n in (0, 1, 1001):
-        seen[:] = 0
-        parallel_for(n, count)
+    for n in (0, 1, 5, 1001):
+        seen = np.zeros(1001, dtype=int)
+        launch(build_count, n, Operands(seen))
         assert seen.tolist() == [1] * n + [0] * (1001 - n)
-    with pytest.raises(ZeroDivisionError):
-        parallel_for(8, fail)
-    # Calls from inside a slice must not wait for threads that are all busy waiting.
-    parallel_for(8, lambda start, stop: parallel_for(8, lambda start, stop: None))
+    # From several Python threads at once.
+    seen = [np.zeros(1001, dtype=int) for _ in range(8)]
+    with ThreadPoolExecutor(4) as pool:
+        assert list(pool.map(lambda x: launch(build_count, 1001, Operands(x)), seen)) == [None] * 8
+    assert all(x.tolist() == [1] * 1001 for x in seen)
+
+
+@TEAMS
+def test_a_kernel_without_memory_says_so(monkeypatch, parallel):
+    monkeypatch.setattr(run, "_parallel", parallel)
+    for threads in (1, 2):
+        torch.set_num_threads(threads)
+        launch(build_greedy, 2, Operands(np.ones(2, dtype=int)))
+        with pytest.raises(MemoryError, match=r"no memory left|Allocation failed"):
+            launch(build_greedy, 2, Operands(np.full(2, 1 << 59)))
 
 
 AT_THE_END = """
 import builtins
-from shippo_ssm.engine import parallel_for
+import numpy as np
+import torch
+from typing import Any, NamedTuple
+from shippo_ssm.engine import launch, run
+
+class Operands(NamedTuple):
+    x: Any
+
+def build():
+    def count(operands, start, stop):
+        for i in range(start, stop):
+            operands.x[i] += i
+    return count
 
 class Last:
-    def __del__(self):
-        parallel_for(9, lambda start, stop: print(start, stop))
+    def __init__(self):
+        self.x, self.launch, self.operands, self.build = np.zeros(9), launch, Operands, build
 
+    def __del__(self):
+        self.launch(self.build, 9, self.operands(self.x))
+        print(sum(self.x.tolist()))
+
+run._parallel = PARALLEL
+torch.set_num_threads(2)
 builtins.last = Last()
-parallel_for(9, lambda start, stop: None)
+launch(build, 9, Operands(np.zeros(9)))
 """
 
 
-def test_work_at_interpreter_shutdown():
+@pytest.mark.parametrize("parallel", ["None", "0"], ids=["torch", "ours"])
+def test_work_at_interpreter_shutdown(parallel):
     """No other thread may enter Python then: waiting for one would never end."""
-    done = subprocess.run([sys.executable, "-c", AT_THE_END], capture_output=True, text=True, timeout=60, check=True)
-    assert done.stdout.split() == ["0", "9"]
+    script = AT_THE_END.replace("PARALLEL", parallel)
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=True)
+    assert done.stdout.split() == ["36.0"], done.stderr
 
 
 class Pair(NamedTuple):
@@ -225,9 +268,9 @@ def test_a_prefetch_asks_for_every_line_also_of_a_short_row():
     function = ir.Function(module, ir.FunctionType(ir.VoidType(), [ir.FloatType().as_pointer()]), "rows")
     emit = Emitter(ir.IRBuilder(function.append_basic_block()), "float32", 8)
     for length, lines in ((0, 0), (1, 1), (16, 1), (40, 3)):
-        before = str(module).count("call void @\"llvm.prefetch")
+        before = str(module).count('call void @"llvm.prefetch')
         emit.prefetch(Pointer(function.args[0]), 0, length)
-        assert str(module).count("call void @\"llvm.prefetch") - before == lines
+        assert str(module).count('call void @"llvm.prefetch') - before == lines
 
 
 TRACED: list[str] = []

@@ -8,7 +8,7 @@ from shippo_ssm.engine.card import Config, card_obstacle, interpreted, launch_ca
 from shippo_ssm.engine.compiler import cache_directory
 from shippo_ssm.engine.emitter import Emitter, Pointer, Variable, register_lanes, simd, simd_lanes, tile_columns
 from shippo_ssm.engine.memory import recycled
-from shippo_ssm.engine.run import allocate, differentiate, launch, launch_integers, needs_torch, parallel_for
+from shippo_ssm.engine.run import allocate, differentiate, launch, launch_integers, needs_torch
 
 __all__ = [
     "LANES",
@@ -29,7 +29,6 @@ __all__ = [
     "launch_integers",
     "needs_torch",
     "packs",
-    "parallel_for",
     "recycled",
     "register_lanes",
     "simd",

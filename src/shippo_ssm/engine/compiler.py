@@ -23,7 +23,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -34,6 +34,16 @@ logger = logging.getLogger("shippo_ssm")
 
 # What a field of a record is: the dtype of a flat array, `int`, or the class of a record, followed by its own fields.
 Kinds = tuple[Any, ...]
+
+
+class Kernel(NamedTuple):
+    """A compiled kernel. It trusts what it is called with, and holds no GIL while it runs."""
+
+    call: Callable[..., None]
+    """call(operands, start, stop) from Python."""
+    address: int
+    """Of the same as machine code; it stays as long as `call` does."""
+
 
 # What is logged of a kernel and the seconds it took.
 COMPILED = "compiled %s in %.1f s"
@@ -63,12 +73,8 @@ def cache_directory() -> Path | None:
         return None
 
 
-def compile_kernel(builder: Callable[..., Callable], kinds: Kinds, constants: dict[str, Any]) -> Callable[..., None]:
-    """The machine code of `builder(**constants)` for operands of these kinds, from disk or compiled now.
-
-    Returns:
-        A callable (operands, start, stop) that holds no GIL while it runs. It trusts the types of what it is given.
-    """
+def compile_kernel(builder: Callable[..., Callable], kinds: Kinds, constants: dict[str, Any]) -> Kernel:
+    """The machine code of `builder(**constants)` for operands of these kinds, from disk or compiled now."""
     import numba
     from llvmlite import binding
 
@@ -92,8 +98,8 @@ def compile_kernel(builder: Callable[..., Callable], kinds: Kinds, constants: di
             logger.info(COMPILED, name, time.perf_counter() - begin)
             (result,) = dispatcher.overloads.values()
             _save(file, result)
-    # Not the dispatcher: it would look up the type of every operand again, which takes longer than a short kernel.
-    return result.entry_point
+        # Not the dispatcher: it would look up the type of every operand again, which takes longer than a short kernel.
+        return Kernel(result.entry_point, result.library.get_pointer_to_function(result.fndesc.llvm_func_name))
 
 
 def _record_type(kinds: Iterator[Any]) -> Any:

@@ -344,7 +344,7 @@ class Emitter:
         return self._shuffle(vector, vector, [lane] * self.lanes)
 
     def prefetch(self, array: Pointer, index: Any, length: int, *, writes: bool = False) -> None:
-        """Ask for the cache lines of array[index : index + length], to read or to write them; an address outside does no harm."""
+        """Ask for the cache lines of array[index : index + length], to read or write them; an address outside does no harm."""
         from numba.core import cgutils
 
         line = 8 * 64 // _SHORT.get(array.storage, 8 * self._itemsize)

@@ -1,44 +1,41 @@
 """Run kernels: operands flattened, machine code looked up, the work shared between threads.
 
-Threads are torch's own where it has a team of OpenMP: they are awake when a kernel follows an operation of torch, and threads
-of ours would have to share a core with them. Elsewhere, and in a forked process, which such a team does not survive, they are
-a pool of ours. (Numba's must not be entered from two Python threads at once.) A kernel computes each of its items the same way
-whatever slice it is called with, so results do not depend on the number of threads.
+Threads are torch's own where it has a team of OpenMP (`team.py`): they are awake when a kernel follows an operation of torch,
+and threads of ours would have to share a core with them. Elsewhere, and in a forked process, which such a team does not
+survive, they are a pool of ours. (Numba's must not be entered from two Python threads at once.) A kernel computes each of its
+items the same way whatever slice it is called with, so results do not depend on the number of threads.
 """
 
 from __future__ import annotations
 
 import contextlib
-import functools
 import math
 import os
-import sys
 import threading
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor, wait
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
 import torch
 from torch.autograd import forward_ad
 
-from shippo_ssm._private import PLAIN, openmp_team, transform_depth
-from shippo_ssm.engine.compiler import compile_kernel
+from shippo_ssm._private import PLAIN, openmp_parallel, transform_depth
+from shippo_ssm.engine.compiler import Kernel, compile_kernel
 from shippo_ssm.engine.memory import recycled
+from shippo_ssm.engine.team import SLICES_PER_THREAD, run_team
 
 # Bytes from which results are recycled: smaller ones come from the allocator's own stock.
 _LARGE = 1 << 20
 
-# Slices handed out per thread: enough that a core taken away by another process does not hold up the whole call.
-_SLICES_PER_THREAD = 4
 # Asked once: the system takes longer to answer than a small kernel.
 _CORES = os.cpu_count() or 1
 
-_kernels: dict[tuple, Callable[..., None]] = {}
+_kernels: dict[tuple, Kernel] = {}
 _lock = threading.RLock()
-# team(work, num_threads): call `work` on so many threads, this one among them, and wait for them.
-Team = Callable[[Callable[[], None], int], None]
-_team: Team | None = None
+# The address of OpenMP's call for a team of threads, 0 where there is none, `None` before it is looked for.
+_parallel: int | None = None
+_pool: ThreadPoolExecutor | None = None
 
 
 def needs_torch(*tensors: torch.Tensor | None, bare: bool = False) -> str:
@@ -130,10 +127,7 @@ def launch(builder: Callable[..., Callable], count: int, operands: Any, /, fewes
     flat = _flatten(operands, kinds)
     key = (builder, *kinds, *constants.items())
     kernel = _kernels.get(key) or _compiled(key, builder, kinds, constants)
-    if count < 2 * fewest:
-        kernel(flat, 0, count)
-    else:
-        parallel_for(count, functools.partial(kernel, flat))
+    _run(kernel, flat, count, fewest)
 
 
 def launch_integers(builder: Callable[..., Callable], count: int, operands: Any, /, fewest: int = 1, **constants: Any) -> None:
@@ -144,13 +138,54 @@ def launch_integers(builder: Callable[..., Callable], count: int, operands: Any,
         kinds: list[Any] = []
         _flatten(operands, kinds)
         kernel = _compiled(key, builder, kinds, constants)
-    if count < 2 * fewest:
-        kernel(operands, 0, count)
+    _run(kernel, operands, count, fewest)
+
+
+def _run(kernel: Kernel, operands: tuple, count: int, fewest: int) -> None:
+    """The kernel on all items and as many threads as torch has, which take `fewest` items at least."""
+    num_threads = 1 if count < 2 * fewest else min(torch.get_num_threads(), _CORES, count)
+    if num_threads <= 1:
+        kernel.call(operands, 0, count)
+    elif parallel := _openmp():
+        run_team(kernel.address, operands, count, num_threads, parallel)
     else:
-        parallel_for(count, functools.partial(kernel, operands))
+        _run_pool(kernel, operands, count, num_threads)
 
 
-def _compiled(key: tuple, builder: Callable, kinds: list[Any], constants: dict[str, Any]) -> Callable[..., None]:
+def _openmp() -> int:
+    global _parallel
+    if _parallel is None:
+        _parallel = openmp_parallel()
+    return _parallel
+
+
+def _run_pool(kernel: Kernel, operands: tuple, count: int, num_threads: int) -> None:
+    """The same on threads of our own: this one, and others that have begun before all slices were taken."""
+    global _pool
+    with _lock:
+        pool = _pool = _pool or ThreadPoolExecutor(max(1, _CORES - 1), thread_name_prefix="shippo")
+    num_slices = min(count, num_threads * SLICES_PER_THREAD)
+    # One shared iterator: `next` is atomic, so threads draw slices from it without a lock.
+    slices = iter(range(num_slices))
+
+    def work() -> None:
+        for i in slices:
+            kernel.call(operands, i * count // num_slices, (i + 1) * count // num_slices)
+
+    helpers = []
+    # Near the end of the interpreter a pool takes no more work; this thread then does all of it.
+    with contextlib.suppress(RuntimeError):
+        for _ in range(num_threads - 1):
+            helpers.append(pool.submit(work))
+    try:
+        work()
+    finally:
+        for helper in helpers:
+            if not helper.cancel():
+                helper.result()
+
+
+def _compiled(key: tuple, builder: Callable, kinds: list[Any], constants: dict[str, Any]) -> Kernel:
     with _lock:
         kernel = _kernels.get(key)
         if kernel is None:
@@ -165,44 +200,6 @@ def allocate(like: torch.Tensor, shape: tuple[int, ...], dtype: torch.dtype | No
     if like.device.type != "cpu" or num_bytes < _LARGE:
         return like.new_empty(shape, dtype=dtype)
     return torch.from_numpy(recycled(num_bytes)).view(dtype).view(shape)
-
-
-def parallel_for(n: int, body: Callable[[int, int], None]) -> None:
-    """Call `body(start, stop)` on slices that cover `range(n)`, on as many threads as `torch.get_num_threads()`.
-
-    The calling thread works too, and never waits for a slice that has not been started, so calls may come from several
-    Python threads at once or be nested. The first exception of a slice is raised here.
-
-    Args:
-        n: number of items.
-        body: computes the items `start .. stop - 1`; it must release the GIL to gain from threads, and its result for
-            an item must not depend on the slice the item comes in.
-
-    Example:
-        >>> seen = []
-        >>> parallel_for(5, lambda start, stop: seen.extend(range(start, stop)))
-        >>> sorted(seen)
-        [0, 1, 2, 3, 4]
-    """
-    # At interpreter shutdown no other thread may enter Python any more.
-    num_threads = 1 if sys.is_finalizing() else min(torch.get_num_threads(), _CORES, n)
-    if num_threads <= 1:
-        body(0, n)
-        return
-    num_slices = min(n, num_threads * _SLICES_PER_THREAD)
-    # One shared iterator: `next` is atomic, so threads draw slices from it without a lock.
-    slices, failures = iter(range(num_slices)), []
-
-    def work() -> None:
-        try:
-            for i in slices:
-                body(i * n // num_slices, (i + 1) * n // num_slices)
-        except BaseException as error:
-            failures.append(error)
-
-    (_team or _gathered())(work, num_threads)
-    if failures:
-        raise failures[0]
 
 
 def _flatten(record: tuple, kinds: list[Any]) -> tuple:
@@ -224,35 +221,10 @@ def _flatten(record: tuple, kinds: list[Any]) -> tuple:
     return tuple(fields)
 
 
-def _gathered() -> Team:
-    global _team
-    with _lock:
-        _team = _team or openmp_team() or _pooled()
-        return _team
-
-
-def _pooled() -> Team:
-    """A team of threads of our own."""
-    pool = ThreadPoolExecutor(max(1, _CORES - 1), thread_name_prefix="shippo")
-
-    def team(work: Callable[[], None], num_threads: int) -> None:
-        helpers = []
-        # Near the end of the interpreter a pool takes no more work; this thread then does all of it.
-        with contextlib.suppress(RuntimeError):
-            for _ in range(num_threads - 1):
-                helpers.append(pool.submit(work))
-        work()
-        # Helpers that have not begun are not waited for: all slices are taken.
-        wait([helper for helper in helpers if not helper.cancel()])
-
-    return team
-
-
 def _after_fork() -> None:
-    # A forked child inherits neither a team's threads nor the owner of the lock.
-    global _team, _lock
-    _team = _pooled()
-    _lock = threading.RLock()
+    # A forked child inherits no threads, neither OpenMP's nor those of a pool, and a lock that nobody may hold any more.
+    global _parallel, _pool, _lock
+    _parallel, _pool, _lock = 0, None, threading.RLock()
 
 
 if hasattr(os, "register_at_fork"):
