@@ -113,6 +113,7 @@ def block_writer(dtype: str, arithmetic: str, entries: int) -> Callable[..., Non
     @simd(arithmetic, LANES)
     def write_block(emit: Any, w: Any, source: Any, array: Any, base: Any) -> None:
         outside = Emitter(emit.builder, dtype, LANES)
+        outside.prefetch(array, emit.at(base, AHEAD * LANES * entries), LANES * entries, writes=True)
         for chunk, count in chunks(emit, entries):
             columns = [emit.load(w, emit.at(source, emit.times(emit.at(chunk, i), LANES)), padded=True) for i in range(count)]
             if dtype != arithmetic:
