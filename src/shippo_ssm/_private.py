@@ -134,3 +134,16 @@ def unpack_compiled(target: Any, payload: bytes) -> Any:
 
     target.refresh()
     return CompileResult._rebuild(target, *pickle.loads(payload))
+
+
+def link_module(module: Any, name: str) -> tuple[int, Any]:
+    """The address of a function of an llvmlite module as machine code, and what owns its memory; Numba's own linker does it."""
+    from numba.core.compiler_lock import global_compiler_lock
+    from numba.core.registry import cpu_target
+
+    with global_compiler_lock:
+        target: Any = cpu_target.target_context
+        library = target.codegen().create_library(module.name)
+        library.add_ir_module(module)
+        library.finalize()
+        return library.get_pointer_to_function(name), library

@@ -13,11 +13,15 @@ import itertools
 from array import array
 from typing import Any
 
+from shippo_ssm._private import link_module
+
 # Slices handed out per thread: enough that a core taken away by another process does not hold up the whole call.
 SLICES_PER_THREAD = 4
 # The head: address of the kernel, number of items, number of slices, the next slice, slices that failed.
 _HEAD = 5
 _KERNEL, _COUNT, _SLICES, _NEXT, _FAILED = range(_HEAD)
+# GOMP_parallel(work, row, number of threads, flags).
+_PARALLEL = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_uint, ctypes.c_uint)
 # Numba's codes for a call that went well, and for one that gave `None`.
 _FINE = (0, -2)
 _made = itertools.count()
@@ -41,9 +45,6 @@ def run_team(kernel: int, operands: tuple, count: int, num_threads: int, paralle
         raise MemoryError("a kernel has no memory left to compute with")
 
 
-_PARALLEL = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_uint, ctypes.c_uint)
-
-
 def _append(row: array[int], operands: tuple) -> None:
     for operand in operands:
         if isinstance(operand, int):
@@ -60,8 +61,6 @@ def _append(row: array[int], operands: tuple) -> None:
 def _work(num_words: int) -> tuple[int, Any]:
     """The address of work(row): draw slices until none is left, and call the kernel on each; and what it is freed with."""
     from llvmlite import ir
-    from numba.core.compiler_lock import global_compiler_lock
-    from numba.core.registry import cpu_target
 
     word, code, none = ir.IntType(64), ir.IntType(32), ir.VoidType()
     pointer = word.as_pointer()
@@ -87,9 +86,4 @@ def _work(num_words: int) -> tuple[int, Any]:
     build.branch(draw)
     build.position_at_end(end)
     build.ret_void()
-    with global_compiler_lock:
-        target: Any = cpu_target.target_context
-        library = target.codegen().create_library(module.name)
-        library.add_ir_module(module)
-        library.finalize()
-        return library.get_pointer_to_function(work.name), library
+    return link_module(module, work.name)
