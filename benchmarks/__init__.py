@@ -4,5 +4,5 @@ Data path: `run.main` starts one child process per section and thread count (`ch
 `expm.py`, `memory.py`, `models.py`, `projection.py`) prepares its inputs, holds every result against the float64 reference
 (`gate.py`), and only then times ours and theirs in turn (`timer.py`); the machine's own bandwidth and FMA rate (`machine.py`)
 make the roof (`roof.py`). The dictionaries of all sections make one JSON file, from which `verdict.py` draws the table of
-what was to be reached and `report.py` the performance page and its figure.
+the targets and `report.py` the performance page and its figure.
 """

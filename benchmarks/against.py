@@ -82,7 +82,7 @@ def training_case(name: str, length: int = 512) -> Calls:
     import torch
 
     from benchmarks.models import make_model, train_once
-    from shippo_ssm.tasks.mqar import TransportMQAR
+    from shippo_lab.tasks.mqar import TransportMQAR
 
     model = make_model(name)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)

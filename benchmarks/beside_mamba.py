@@ -23,17 +23,17 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from benchmarks.machine import describe, machine_line
-from shippo_ssm.experiments.tracking.training import held_rate, word_loss
-from shippo_ssm.layers import Mixer, Segment
+from shippo_lab.experiments.tracking.curriculum import held_rate, word_loss
+from shippo_lab.tasks.words import WordTask
+from shippo_ssm.layers import PAPER_GEOMETRY, Mixer, Segment
 from shippo_ssm.models import SequenceConfig, SequenceModel
-from shippo_ssm.tasks.words import WordTask
 
 RESULT = Path("results", "beside-mamba.json")
 GROUP, STEPS, SEEDS, LENGTHS = "S4", 1200, (0, 1), (4, 8, 16, 64, 256)
 WIDTH, ORDER = 64, 32
 MODELS: dict[str, dict[str, Any]] = {
-    "SHiPPO": {},
-    "SHiPPO without right action": {"right": "none"},
+    "SHiPPO": PAPER_GEOMETRY,
+    "SHiPPO without right action": PAPER_GEOMETRY | {"right": "none"},
     "Mamba": {},
     "Transformer": {"mixer": "transformer"},
 }
@@ -59,7 +59,7 @@ def make(name: str, seed: int) -> SequenceModel:
     """A model from a seed."""
     torch.manual_seed(seed)
     vocab_size = WordTask(group=GROUP).vocab_size
-    model = SequenceModel(SequenceConfig(d_model=WIDTH, n_layers=1, d_state=ORDER, vocab_size=vocab_size, **MODELS[name]))
+    model = SequenceModel(SequenceConfig(d_model=WIDTH, n_layers=1, vocab_size=vocab_size, **MODELS[name]))
     if name == "Mamba":
         model.layers[0].mixer = MambaMixer(WIDTH)
     return model

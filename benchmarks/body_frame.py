@@ -21,9 +21,12 @@ from typing import Any
 
 import numpy as np
 import torch
+from scipy.spatial.transform import Rotation
 
 from benchmarks.machine import describe, machine_line
 from examples import body_frame as example
+from shippo_ssm.layers import StreamingLayer
+from shippo_ssm.projection import LegS, LegT, StreamingMemory
 
 RESULT = Path("results", "body-frame.json")
 TURNING = 60.0
@@ -49,7 +52,7 @@ def gaps(recording: example.Recording, order: int, theta: float) -> tuple[Gaps, 
         values = getattr(recording, sensor)
         wanted.append(example.truth(recording, values, now, back))
         for name, states in example.memories(recording, values, order, theta).items():
-            past = example.recall(states[now], back / recording.rate, theta, recording.rate)
+            past = example.recall(states[now], back / recording.rate, theta)
             found.setdefault(name, []).append(past - wanted[-1])
     return {name: np.concatenate(parts, -1) for name, parts in found.items()}, np.concatenate(wanted, -1)
 
@@ -98,7 +101,7 @@ def direction(recording: example.Recording, order: int = 16, theta: float = 2.0)
     wanted = example.truth(recording, recording.acceleration, now, np.array([int(recording.rate)]))[:, 0]
     found = {}
     for name, states in example.memories(recording, recording.acceleration, order, theta).items():
-        past = example.recall(states[now], np.array([1.0]), theta, recording.rate)[:, 0]
+        past = example.recall(states[now], np.array([1.0]), theta)[:, 0]
         cosine = (past * wanted).sum(-1) / np.linalg.norm(past, axis=-1) / np.linalg.norm(wanted, axis=-1)
         degrees = np.rad2deg(np.arccos(np.clip(cosine, -1, 1)))
         found[name] = {"median": float(np.median(degrees)), "p90": float(np.quantile(degrees, 0.9))}
@@ -114,13 +117,11 @@ def drift(recording: example.Recording) -> list[dict[str, Any]]:
         wanted = example.truth(recording, values, now, back)
         states = example.memories(recording, values, order, theta)
         bias = np.deg2rad(5.0) / np.sqrt(3)
-        off = example.turns(recording.gyroscope + bias, recording.rate)
+        off = (recording.gyroscope + bias) / recording.rate
         states["off by 5 degrees/s"] = example.remember(values, off, order, theta, recording.rate)
         row: dict[str, Any] = {"theta": theta, "N": order}
         for name, found in states.items():
-            row[name] = example.relative(
-                example.recall(found[now], back / recording.rate, theta, recording.rate) - wanted, wanted
-            )
+            row[name] = example.relative(example.recall(found[now], back / recording.rate, theta) - wanted, wanted)
         rows.append(row)
     return rows
 
@@ -136,51 +137,48 @@ def trace(recording: example.Recording, theta: float = 2.0, order: int = 16) -> 
         "wanted": example.truth(recording, recording.field, at, back)[0, :, 0],
     }
     for name, states in example.memories(recording, recording.field, order, theta).items():
-        lines[name] = example.recall(states[at], ages, theta, recording.rate)[0, :, 0]
+        lines[name] = example.recall(states[at], ages, theta)[0, :, 0]
     return {"ages": ages.round(4).tolist(), "lines": {name: line.round(4).tolist() for name, line in lines.items()}}
 
 
-def cost(order: int = 16, theta: float = 2.0, count: int = 2000) -> dict[str, float]:
-    """Microseconds per sample of one sensor with three axes: the best of five runs over `count` samples."""
+def cost(order: int = 16, theta: float = 2.0, count: int = 1000) -> dict[str, float]:
+    """Microseconds of CPU time per sample of two sensors with three axes: the best of many runs."""
     recording = example.load("x-IMU")
-    values, rate = recording.field[:count], recording.rate
-    right = example.turns(recording.gyroscope[:count], rate)
-    layer = example.gyroscope_memory(order, theta, rate, sensors=1)
-    u = torch.tensor(np.concatenate([values, recording.gyroscope[:count]], -1), dtype=torch.float32)
-    held = np.zeros((int(theta * rate), 3))
+    values = np.concatenate([recording.acceleration, recording.field], -1)[:count]
+    rate, turn = recording.rate, recording.gyroscope[:count] / recording.rate
+    dt = np.random.default_rng(0).uniform(0.5, 1.5, count) / rate
+    right = Rotation.from_rotvec(turn).as_matrix()
+    held = np.zeros((int(theta * rate), 2, 3))
+    window, whole = (StreamingMemory(measure, 6, rate) for measure in (LegT(order, theta), LegS(order)))
+    layer, u, v = StreamingLayer(LegT(order, theta), 6, rate), torch.tensor(values)[None], torch.tensor(turn)[None]
 
     def buffer() -> None:
         """What one would do without: keep every sample and turn all of them, each time."""
         rows = held
-        for value, turn in zip(values, right):
-            rows = np.concatenate([rows[1:], value[None]]) @ turn
+        for value, matrix in zip(values, right):
+            rows = np.concatenate([rows[1:], value.reshape(1, 2, 3)]) @ matrix
 
-    def stream() -> None:
-        state = layer.init_state(1)
-        with torch.inference_mode():
-            for row in u[:200, None]:
-                _, state = layer.step(row, state)
-
-    def whole() -> None:
-        with torch.inference_mode():
-            layer(u[None])
+    def single(memory: StreamingMemory, irregular: bool) -> None:
+        for index in range(200):
+            memory.update(values[index], dt[index] if irregular else None, turn[index])
 
     runs = {
-        "fixed": (lambda: example.remember(values, None, order, theta, rate), count),
-        "lifted": (lambda: example.remember(values, right, order, theta, rate), count),
-        "rotation from the rate": (lambda: [example.turns(rate_, rate) for rate_ in recording.gyroscope[:200]], 200),
+        "LegT, blocks of 1,000 samples": (lambda: window.update(values, turn=turn), count),
+        "LegT, one sample at a time": (lambda: single(window, False), 200),
+        "LegT, irregular times, blocks of 1,000": (lambda: window.update(values, dt, turn), count),
+        "LegT, irregular times, one at a time": (lambda: single(window, True), 200),
+        "LegS, blocks of 1,000 samples": (lambda: whole.update(values, turn=turn), count),
         "buffer turned at every sample": (buffer, count),
-        "PyTorch layer, whole recording": (whole, count),
-        "PyTorch layer, step by step": (stream, 200),
+        "PyTorch layer, 1,000 samples": (lambda: layer(u, turn=v), count),
     }
     found = {}
     for name, (run, samples) in runs.items():
         run()
         times = []
-        for _ in range(5):
-            start = time.perf_counter()
+        for _ in range(5 if samples == count and name.startswith(("buffer", "PyTorch")) else 50):
+            start = time.process_time()
             run()
-            times.append(time.perf_counter() - start)
+            times.append(time.process_time() - start)
         found[name] = 1e6 * min(times) / samples
     return found
 

@@ -19,7 +19,6 @@ SECTIONS = {
     "sweeps": ("sweeps", "measure"),
     "widths": ("sweeps", "measure_widths"),
     "halves": ("halves", "measure"),
-    "frame": ("frame", "measure"),
     "cases": ("against", "cases"),
     "expm": ("expm", "measure"),
     "compilation": ("compilation", "measure"),

@@ -1,9 +1,9 @@
-"""Decoding against what it must read: `python -m benchmarks.decode [--out FILE]`, ratios of one run on two threads.
+"""Decoding against the bytes that it has to read: `python -m benchmarks.decode [--out FILE]`, ratios of one run on two threads.
 
 Data path: the StructGen-Split model of the MQAR comparison, the Transformer of its width with a filled cache, the same model in
 bfloat16 and in int8, and a Hugging Face model of its size decode in turn, 32 tokens at a time, so that whatever disturbs the
 machine disturbs all.
-A line of the table is a ratio of two medians, or a count; its goals are those of `GOALS`. The time to read the weights is half
+A line of the table is a ratio of two medians, or a count; its targets are in `TARGETS`. The time to read the weights is half
 of that of a copy of a buffer of their size.
 """
 
@@ -27,23 +27,23 @@ THREADS = 2
 DEFAULT_OUT = Path("runs", "decode.json")
 
 
-class Goal(NamedTuple):
-    """A line of the table: what it is called, what it must be and what it aims at; `more` where larger is better."""
+class Target(NamedTuple):
+    """A line of the table: name, required value and goal; `more` where larger is better."""
 
     name: str
-    must: float
-    aim: float
+    required: float
+    goal: float
     more: bool = False
 
 
-GOALS = {
-    "weights": Goal("batch 1: token over the time to read the weights", 4.5, 2.5),
-    "calls": Goal("ATen calls of a token", 160, 90),
-    "batch_16": Goal("batch 16: tokens/s over the Transformer at context 4,096", 3, 6, more=True),
-    "context": Goal("batch 1: tokens/s over the Transformer at context 65,536", 8, 15, more=True),
-    "generate": Goal("Hugging Face generate over the bare step loop", 1.3, 1.1),
-    "bfloat16": Goal("bfloat16 over float32 weights, batch 1", 0.7, 0.55),
-    "int8": Goal("int8 over float32 weights, batch 1", 1.0, 0.7),
+TARGETS = {
+    "weights": Target("batch 1: token over the time to read the weights", 4.5, 2.5),
+    "calls": Target("ATen calls of a token", 160, 90),
+    "batch_16": Target("batch 16: tokens/s over the Transformer at context 4,096", 3, 6, more=True),
+    "context": Target("batch 1: tokens/s over the Transformer at context 65,536", 8, 15, more=True),
+    "generate": Target("Hugging Face generate over the bare step loop", 1.3, 1.1),
+    "bfloat16": Target("bfloat16 over float32 weights, batch 1", 0.7, 0.55),
+    "int8": Target("int8 over float32 weights, batch 1", 1.0, 0.7),
 }
 
 
@@ -68,8 +68,8 @@ def language_model(config: Any) -> Any:
     """A Hugging Face model with the layers of a `SequenceModel`, 256 tokens, random weights."""
     from dataclasses import fields
 
+    from shippo_ssm.integrations.huggingface import LIBRARY_NAMES, ShippoConfig, ShippoForCausalLM
     from shippo_ssm.layers import ShippoSpec
-    from shippo_ssm.models.hf import LIBRARY_NAMES, ShippoConfig, ShippoForCausalLM
 
     options = {LIBRARY_NAMES.get(f.name, f.name): getattr(config, f.name) for f in fields(ShippoSpec)}
     sizes = {"vocab_size": 256, "hidden_size": config.d_model, "num_hidden_layers": config.n_layers}
@@ -79,12 +79,12 @@ def language_model(config: Any) -> Any:
 
 def bare_loop(model: Any, ids: Tensor, num_tokens: int) -> Tensor:
     """Greedy decoding of a Hugging Face model without its `generate`: prefill, then embedding, layers, norm and head."""
-    from shippo_ssm.layers.mixer import OWNED, WHOLE
+    from shippo_ssm.layers.mixer import IN_PLACE, WHOLE
 
     inner, added = model.model, []
     states, u = None, inner.embed_tokens(ids)
     for _ in range(num_tokens):
-        u, states = inner.layers.run(u, states, WHOLE if states is None else OWNED)
+        u, states = inner.layers.run(u, states, WHOLE if states is None else IN_PLACE)
         token = model.lm_head(inner.norm(u[:, -1])).argmax(-1)
         added.append(token)
         u = inner.embed_tokens(token).unsqueeze(1)
@@ -134,7 +134,7 @@ def _measure(
     budget: float,
     num_generated: int,
 ) -> dict[str, Any]:
-    from shippo_ssm.tasks.mqar import TransportMQAR
+    from shippo_lab.tasks.mqar import TransportMQAR
 
     feed = {batch: TransportMQAR(length=max(16, tokens)).batch(range(batch)).tokens for batch in (1, 4, 16)}
 
@@ -195,15 +195,16 @@ def _measure(
 
 
 def table(run: dict[str, Any]) -> str:
-    """The lines of a run with their goals, as markdown."""
-    rows = ["| what | measured | must | aim | |", "|---|---|---|---|---|"]
-    for key, goal in GOALS.items():
+    """The lines of a run with their targets, as Markdown."""
+    rows = ["| what | measured | required | goal | status |", "|---|---|---|---|---|"]
+    for key, target in TARGETS.items():
         if key not in run["lines"]:
             continue
         value = run["lines"][key]
-        sign = -1 if goal.more else 1
-        verdict = "aim" if sign * value <= sign * goal.aim else "must" if sign * value <= sign * goal.must else "missed"
-        rows.append(f"| {goal.name} | {value:.3g} | {goal.must:g} | {goal.aim:g} | {verdict} |")
+        sign = -1 if target.more else 1
+        met = {"goal": sign * value <= sign * target.goal, "required": sign * value <= sign * target.required, "missed": True}
+        status = next(name for name, holds in met.items() if holds)
+        rows.append(f"| {target.name} | {value:.3g} | {target.required:g} | {target.goal:g} | {status} |")
     rows += [f"| logits of {key} against float32, RMS ratio | {value:.1e} | | | |" for key, value in run["errors"].items()]
     return "\n".join(rows)
 

@@ -1,4 +1,4 @@
-"""The scan on a card: `shippo bench --device cuda`, for whoever has one.
+"""The scan on a GPU: `shippo bench --device cuda`, on a machine with one.
 
 Data path: the inputs of the CPU benchmark are moved to the device; each of our backends there is called once and held against
 the float64 reference on the CPU, as in `scan.py`; those that pass are timed in turn with a copy of as many bytes as the pass
@@ -24,21 +24,21 @@ from benchmarks.peers.base import same_recurrence, torch_candidate
 from benchmarks.problem import NAMES, Shape, make_inputs
 from benchmarks.roof import PASSES, bytes_moved
 from benchmarks.timer import first_call, interleave
-from shippo_ssm.engine import card_obstacle
+from shippo_ssm.dispatch import gpu_reason
 from shippo_ssm.scan import transport_scan
 
 BACKENDS = ("triton", "chunked")
 DEFAULT_OUT = Path("runs", "bench-cuda.json")
 
 
-def require_card() -> str:
+def require_gpu() -> str:
     """The device to measure on; raises `ValueError` where there is none."""
     if not torch.cuda.is_available():
         raise ValueError(
-            "bench: `device` is 'cuda', and torch finds no card here; run it on a machine with one, or leave it out"
+            "bench: `device` is 'cuda', and torch finds no GPU here; run it on a machine with one, or leave it out"
         )
-    if (obstacle := card_obstacle(torch.empty(0, device="cuda"))) is not None:
-        raise ValueError(f"bench: `device` is 'cuda' with {obstacle}; install it with pip install 'shippo-ssm[gpu]'")
+    if reason := gpu_reason(torch.empty(0, device="cuda")):
+        raise ValueError(f"bench: `device` is 'cuda' with {reason}; install it with pip install 'shippo-ssm[gpu]'")
     return "cuda"
 
 
@@ -85,15 +85,15 @@ def measure(shape: Shape, device: str, *, rounds: int, budget: float) -> dict[st
 
 
 def main(full: bool, out: Path | None) -> int:
-    """Measure on the card, print a line per candidate, write the JSON; 1 where one of our backends was rejected."""
-    device = require_card()
+    """Measure on the GPU, print a line per candidate, write the JSON; 1 where one of our backends was rejected."""
+    device = require_gpu()
     name = torch.cuda.get_device_name()
     shapes = [Shape(), Shape(batch=1, length=65536)] if full else [Shape()]
     sections = [measure(shape, device, rounds=15 if full else 9, budget=5.0) for shape in shapes]
     run = {
         "mode": "full" if full else "quick",
-        "machine": describe() | {"card": name},
-        "sections": {"scan on a card": sections},
+        "machine": describe() | {"gpu": name},
+        "sections": {"scan on a GPU": sections},
     }
     out = DEFAULT_OUT if out is None else out
     out.parent.mkdir(parents=True, exist_ok=True)

@@ -27,7 +27,7 @@ from torch import Tensor
 from benchmarks.machine import describe
 from benchmarks.memory import peak_bytes
 from benchmarks.problem import Shape, make_inputs
-from shippo_ssm.lab.memory import keep_freed_memory
+from shippo_lab.harness.malloc import keep_freed_memory
 from shippo_ssm.scan import transport_scan
 
 MEMORY = Shape(batch=1, length=1 << 20, groups=8, order=16, width=4)

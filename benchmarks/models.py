@@ -21,7 +21,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from benchmarks.gate import check
 from benchmarks.timer import first_call, interleave
-from shippo_ssm.experiments.mqar.recall import query_loss
+from shippo_lab.experiments.mqar.scoring import query_loss
 
 if TYPE_CHECKING:
     from shippo_ssm.models import SequenceModel
@@ -32,10 +32,10 @@ _TOLERANCE = 1e-3
 
 def make_model(name: str, **changes: Any) -> SequenceModel:
     """A model of the paper's comparison by name, from a fixed seed, with `changes` to its configuration."""
-    from shippo_ssm.experiments.mqar.model import EventEmbedding
-    from shippo_ssm.experiments.mqar.parameters import PAPER_CONFIGS
+    from shippo_lab.experiments.mqar.model import EventEmbedding
+    from shippo_lab.experiments.mqar.parameters import PAPER_CONFIGS
+    from shippo_lab.tasks.mqar import TransportMQAR
     from shippo_ssm.models import SequenceModel
-    from shippo_ssm.tasks.mqar import TransportMQAR
 
     config = replace(PAPER_CONFIGS[name], **changes)
     with torch.random.fork_rng(devices=[]):
@@ -67,8 +67,8 @@ def training(names: list[str], *, batch: int, length: int, rounds: int, budget: 
         budget: seconds per model.
         n_layers: layers of each model.
     """
-    from shippo_ssm.lab.memory import keep_freed_memory
-    from shippo_ssm.tasks.mqar import TransportMQAR
+    from shippo_lab.harness.malloc import keep_freed_memory
+    from shippo_lab.tasks.mqar import TransportMQAR
 
     # As a worker of a run does.
     keep_freed_memory()
@@ -139,7 +139,7 @@ class CachedTransformer:
     """Decodes with a Transformer whose key-value cache is allocated once, for `context` earlier tokens and `room` more."""
 
     def __init__(self, model: Any, batch: int, context: int, room: int) -> None:
-        from shippo_ssm.models.baselines import rotate
+        from shippo_ssm.layers.attention import rotate
 
         self.model, self.rotate, self.used = model, rotate, context
         attention = model.layers[0].mixer
@@ -149,13 +149,14 @@ class CachedTransformer:
     def step(self, tokens: Tensor) -> Tensor:
         """Logits of one more token [B, 7]."""
         model, now = self.model, self.used
+        place = torch.full((len(tokens), 1), now)
         u = model.in_proj(model.embedding(tokens))
         for layer, (keys, values) in zip(model.layers, self.cache):
             attention = layer.mixer
             qkv = attention.qkv_proj(layer.norm(u)).unflatten(-1, (3, attention.n_heads, 1, attention.d_head))
             q, k, v = qkv.unbind(1)
-            keys[:, :, now : now + 1], values[:, :, now : now + 1] = self.rotate(k, now), v
-            y = F.scaled_dot_product_attention(self.rotate(q, now), keys[:, :, : now + 1], values[:, :, : now + 1])
+            keys[:, :, now : now + 1], values[:, :, now : now + 1] = self.rotate(k, place), v
+            y = F.scaled_dot_product_attention(self.rotate(q, place), keys[:, :, : now + 1], values[:, :, : now + 1])
             u = u + attention.out_proj(y.flatten(1))
             u = u + layer.mlp(layer.mlp_norm(u))
         self.used += 1
@@ -191,7 +192,7 @@ def decoding(contexts: list[int], *, batch: int = 1, tokens: int = 8, rounds: in
         rounds: timed calls of each at most.
         budget: seconds for each.
     """
-    from shippo_ssm.tasks.mqar import TransportMQAR
+    from shippo_lab.tasks.mqar import TransportMQAR
 
     feed = TransportMQAR(length=max(tokens, 16)).batch(range(batch)).tokens
     models: dict[str, Any] = {name: make_model(name).eval() for name in ("StructGen-Split", "No-right", "Transformer")}

@@ -25,11 +25,19 @@ class Shape:
     groups: int = 64
     order: int = 32
     width: int = 4
+    sets: int | None = None
+    """Writes and reads of a position, Q; one for each group by default."""
 
     def __post_init__(self) -> None:
         for name in self.__slots__:
-            if getattr(self, name) < 1:
-                raise ValueError(f"Shape: `{name}` is {getattr(self, name)}; expected at least 1")
+            size = getattr(self, name)
+            if size is not None and size < 1:
+                raise ValueError(f"Shape: `{name}` is {size}; expected at least 1")
+
+    @property
+    def num_sets(self) -> int:
+        """Q as a number."""
+        return self.groups if self.sets is None else self.sets
 
     @property
     def cells(self) -> int:
@@ -37,7 +45,8 @@ class Shape:
         return self.batch * self.length * self.groups
 
     def __str__(self) -> str:
-        return f"B{self.batch} T{self.length} G{self.groups} N{self.order} P{self.width}"
+        shared = "" if self.sets is None else f" Q{self.sets}"
+        return f"B{self.batch} T{self.length} G{self.groups} N{self.order} P{self.width}{shared}"
 
 
 def make_inputs(shape: Shape, seed: int = 0) -> tuple[dict[str, Tensor], Tensor]:
@@ -51,7 +60,7 @@ def make_inputs(shape: Shape, seed: int = 0) -> tuple[dict[str, Tensor], Tensor]
         seed: of all random numbers.
 
     Returns:
-        value [B, T, G, P], write and read [B, T, G, N], step [B, T, G], drift [G, N], right [B, T, G, P, P]; and [B, T, G, P].
+        value [B, T, G, P], write and read [B, T, Q, N], step [B, T, G], drift [G, N], right [B, T, G, P, P]; and [B, T, G, P].
 
     Example:
         >>> inputs, cotangent = make_inputs(Shape(batch=1, length=3, groups=2, order=4, width=2))
@@ -69,8 +78,8 @@ def make_inputs(shape: Shape, seed: int = 0) -> tuple[dict[str, Tensor], Tensor]
     rotations = torch.linalg.matrix_exp(angles - angles.mT).float()
     inputs = {
         "value": normal(*lead, width),
-        "write": normal(*lead, order) / order**0.5,
-        "read": normal(*lead, order) / order**0.5,
+        "write": normal(*lead[:2], shape.num_sets, order) / order**0.5,
+        "read": normal(*lead[:2], shape.num_sets, order) / order**0.5,
         "step": 0.01 * torch.exp(0.5 * normal(*lead)),
         "drift": -torch.arange(1, order + 1).float() * torch.exp(0.1 * normal(shape.groups, 1)),
         "right": rotations[torch.randint(_POOL, lead, generator=generator)],

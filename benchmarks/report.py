@@ -1,13 +1,11 @@
-"""The performance page and its figure, from the JSON of runs: `python -m benchmarks.report`.
+"""What a page and a terminal show of benchmark runs; `python -m benchmarks.report` prints the committed ones, draws the figure.
 
-Data path: `results/bench.json`, and `results/bench-*.json` of other machines -> `render(run, *others)` -> docs/performance.md,
-and `figure(run, path)` -> the figure beside it. The page is a function of the files alone, so that a test can tell whether
-they still belong together.
+Data path: `results/bench.json`, and `results/bench-*.json` of other machines -> `machines`, `targets`, `details` as Markdown,
+which `docs/fill.py` puts into `docs/performance.md`, and `figure(run, path)`.
 """
 
 from __future__ import annotations
 
-import argparse
 import json
 from pathlib import Path
 from typing import Any
@@ -17,87 +15,30 @@ from benchmarks.tables import Table, against_table, tables
 
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "results" / "bench.json"
-PAGE = ROOT / "docs" / "performance.md"
 FIGURE = ROOT / "docs" / "_static" / "performance.svg"
-
-_HEAD = """# Performance
-
-How fast the scan and the models are, beside what one would use instead and what the machine allows. All of it is one run of
-`shippo bench {mode}` on each machine; this page is made from their files, `results/bench*.json`, by
-`python -m benchmarks.report`.
-
-**Machine.** {machine}.
-"""
-
-_FIGURE = "![Times of the candidates over the roof, and growth with T](_static/performance.svg)\n"
-
-_LIMITS = """## What holds it back
-
-- **The scan at P = 4** is bound by memory with AVX-512, and with AVX2 as much by arithmetic: on two multiply-add units of eight
-  lanes, counted, with N = 32 a forward cell is 64 vector multiply-adds for H R, 48 for decay, source and answer and about 32
-  for the exponentials, 72 cycles at best, beside 356 bytes. That is as long as a copy of those bytes takes, so the roof asks
-  for both at once with nothing lost. The operands are asked for sixteen cells ahead, so that they lie in the first cache when
-  they are used; other distances and levels of the prefetch, and blocks of groups whose states stay in the first cache, are no
-  better.
-- **At P = 8** a product is two tiles of four columns; the same cell takes 352 vector multiply-adds, 176 cycles.
-- **The moving frame** runs the backward pass of rotations at P = 8 and 16 (the table above has both ways). At P = 4 it gains
-  nothing, and in the forward pass it was as slow or slower at every width: a P x P product per position, and the proof that the
-  right actions are rotations, cost about what they save there. What is no rotation is found out and takes the direct way; a
-  frame for it would need an inverse per position, which costs as much as the product with the state that it would save.
-- **bfloat16 operands** save bytes, not arithmetic, and the backward pass is arithmetic for the most part: half the bytes cannot
-  take a quarter of its time. Conversions come on top: a widening load and a shift, and a rounding that is one instruction with
-  AVX512_BF16 and eight of integer arithmetic elsewhere. What is splat number by number is widened a position ahead: a number
-  that was stored a moment ago as part of a vector is slow to load.
-- **expm** writes its results through the caches: stores past them were tried, of half and of whole lines, and were slower.
-"""
-
-_METHOD = """## How it is measured
-
-- **Correctness first.** Every output and every gradient is held against the reference loop in float64; what is off by an RMS
-  error ratio of more than 2e-5 gets no time. In sweeps, one row and two groups are checked at every shape, long sequences on
-  their first and last 4,096 positions; a whole model against itself in float64 on the reference scan, to 1e-3, on two sequences
-  of 48; decoding against the same model's whole forward pass in float32. The quick mode, and the run on one thread, check the
-  first and the last row of the batch, and so not the gradient of the drift, which is a sum over rows.
-- **The roof** is max(compulsory bytes / bandwidth, multiply-adds / rate). Forward bytes per position and group are step, write,
-  read, value, right and y; the backward pass reads them again with dy and writes their gradients. The bandwidth is that of a
-  compiled copy with the same reads and writes, on buffers of the operands' sizes that were touched before, on the same threads,
-  in turn with the candidates. The multiply-adds are those of the cheaper of two ways, the recurrence as written and the moving
-  frame; the rate is that of the best matrix product on one thread, times the threads.
-- **Times** are taken in turn, candidate after candidate and round after round, once everything has been called; inputs lie
-  ready, compilation is not counted, allocating the results is. Discretisation and frames are inside. A slow candidate takes
-  part in fewer rounds; one that compiles nothing and whose checked call takes longer than all rounds may is not called again.
-  The sweep of T cuts the same tokens into sequences of every length and takes the lengths in turn.
-- **bfloat16 operands** are those of the scan but step and drift; results in bfloat16 are held to 1e-2 against the reference on
-  the same rounded operands.
-- **A training step's own matrix products** are those of its forward and backward pass, noted once and done again by themselves
-  on operands of the same sizes and layouts.
-- **Another commit** (`shippo bench --against REV`) is checked out beside this one; both packages run under this measuring code,
-  in processes that take turns.
-- **Threads.** Each thread count is a process of its own, bound to that many cores, so that XLA keeps to it too.
-- Ratios hold inside one run; absolute times are those of this machine on that day.
-"""
+# Beginnings of the titles of the tables that the page shows; `python -m benchmarks.report` prints all of them.
+SHOWN = ("One scan, B16 T512", "Peak memory", "Training step", "Decoding")
 
 
-def render(run: dict[str, Any], *others: dict[str, Any]) -> str:
-    """The performance page as Markdown: one run in full, and what runs on other machines have to add."""
-    mode = "--full" if run["mode"] == "full" else ""
-    command = f"shippo bench {mode}".strip()
-    head = _HEAD.replace("`shippo bench {mode}`", f"`{command}`")
-    parts = [head.format(machine=_measured(run))]
-    parts += [f"**Another machine.** {_measured(other)}.\n" for other in others]
-    parts.append(_FIGURE)
-    headline, *rest = tables(run, *others)
-    parts.append(_markdown(headline))
-    parts.append("## Everything that was measured\n")
-    parts += [_folded(table) for table in rest]
-    for other in others:
-        parts.append(f"## The same with {other['machine']['simd']}\n")
-        parts += [_folded(table) for table in tables(other)[1:]]
-    failures = {name: error for one in (run, *others) for name, error in one["errors"].items()}
-    if failures:
-        failed = "\n".join(f"- {name}: {error.splitlines()[-1]}" for name, error in failures.items())
-        parts.append(f"## Sections that failed\n\n{failed}\n")
-    parts += [_LIMITS, _METHOD]
+def machines(*runs: dict[str, Any]) -> str:
+    """Where and when the runs were made."""
+    return "".join(f"- {_measured(run)}.\n" for run in runs)
+
+
+def targets(*runs: dict[str, Any]) -> str:
+    """The table of targets, with what each run reached."""
+    return "\n".join(_body(tables(*runs)[0]))
+
+
+def details(*runs: dict[str, Any]) -> str:
+    """The tables that most readers ask for, folded: of the first run several, of others the scan; then what failed."""
+    parts = []
+    for run in runs:
+        wanted = SHOWN if run is runs[0] else SHOWN[:1]
+        parts.append(f"### {run['machine']['simd']}, `shippo bench{' --full' if run['mode'] == 'full' else ''}`\n")
+        shown = (table for table in tables(run)[1:] if table.title.startswith(wanted) and "one thread" not in table.title)
+        parts += [_folded(table) for table in shown]
+        parts += [f"Failed: {name}: {error.splitlines()[-1]}\n" for name, error in run["errors"].items()]
     return "\n".join(parts)
 
 
@@ -175,22 +116,11 @@ def load(results: Path = RESULTS) -> list[dict[str, Any]]:
     return [json.loads(path.read_text()) for path in (results, *beside)]
 
 
-def main(results: Path = RESULTS, page: Path = PAGE, drawing: Path = FIGURE) -> None:
-    """Write page and figure from a file of results."""
-    runs = load(results)
-    page.write_text(render(*runs))
-    figure(runs[0], drawing)
-
-
 def _body(table: Table) -> list[str]:
     lines = [_line(table.head), _line(("---",) * len(table.head)), *map(_line, table.rows), ""]
     for note in table.notes:
         lines += [note, ""]
     return lines
-
-
-def _markdown(table: Table) -> str:
-    return "\n".join([f"## {table.title}", "", *_body(table)])
 
 
 def _folded(table: Table) -> str:
@@ -203,9 +133,6 @@ def _line(cells: tuple[str, ...]) -> str:
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description="Write docs/performance.md and its figure from the JSON of a run.")
-    parser.add_argument("--json", type=Path, default=RESULTS)
-    parser.add_argument("--page", type=Path, default=PAGE)
-    parser.add_argument("--figure", type=Path, default=FIGURE)
-    options = parser.parse_args()
-    main(options.json, options.page, options.figure)
+    for committed in load():
+        print_run(committed)
+    figure(load()[0], FIGURE)

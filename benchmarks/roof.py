@@ -72,7 +72,8 @@ def traffic(shape: Shape, scan_pass: str, *, has_right: bool = True) -> list[tup
         [(85, 4), (89, 85)]
     """
     _check(scan_pass)
-    operands = 1 + 2 * shape.order + shape.width + has_right * shape.width**2
+    vectors = -(-2 * shape.order * shape.num_sets // shape.groups)
+    operands = 1 + vectors + shape.width + has_right * shape.width**2
     forward = (operands, shape.width)
     return [forward] if scan_pass == "forward" else [forward, (operands + shape.width, operands)]
 

@@ -58,7 +58,6 @@ def plan(quick: bool) -> list[tuple[str, str, int, dict[str, Any]]]:
         odd = asdict(Shape(length=500))
         work += [
             ("widths", "widths", 2, effort),
-            ("frame", "frame", 2, effort),
             ("sweeps", "sweeps", 2, effort),
             ("scan_odd_length", "scan", 2, {"shape": odd, "quick": True, **effort}),
             ("expm_8", "expm", 2, {"width": 8, "num_matrices": 32768, **effort}),

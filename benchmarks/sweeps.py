@@ -1,4 +1,4 @@
-"""How time grows: with T at a constant number of tokens, with N, with P and with G; and widths P at a constant G P.
+"""How time grows: with T at a constant number of tokens, with N, with P and with G; widths P at a constant G P; shared writes.
 
 Data path: each `Shape` of a sweep is checked on a corner (first row, first and last group) against the float64 reference,
 with a cotangent that is zero elsewhere, and then timed with its copy. The T sweep cuts the same tokens into sequences of each
@@ -186,6 +186,37 @@ def measure_widths(
         names = ("shippo fused", "jax.lax.scan") if width >= 8 else ("shippo fused",)
         points.append(measure_point(shape, names, rounds=rounds, budget=budget, rate=rate))
     return {"threads": torch.get_num_threads(), "points": points}
+
+
+def measure_shared(*, rounds: int, budget: float, base: Shape | None = None, counts: Sequence[int] = (1, 4)) -> dict[str, Any]:
+    """Shared writes and reads beside one for each group, Q = G, all in turn; `over_own` is the ratio of their times."""
+    base, rate = base or Shape(), fma_rate()
+    (ours,) = (peer for peer in peers() if peer.name == "shippo fused")
+    shapes = {str(shape): shape for shape in (base, *(replace(base, sets=sets) for sets in counts))}
+    candidates: dict[str, Candidate] = {}
+    points = {}
+    for name, shape in shapes.items():
+        inputs, cotangent = make_inputs(shape)
+        candidates[name] = ours.prepare(inputs, cotangent)
+        points[name] = {"shape": asdict(shape), "error": _check_shared(ours, inputs, cotangent)}
+    for scan_pass, records in _time(candidates, shapes, base, rounds=rounds, budget=budget, rate=rate).items():
+        for name, record in records.items():
+            points[name][scan_pass] = record | {"over_own": record["median"] / records[str(base)]["median"]}
+    return {"threads": torch.get_num_threads(), "points": list(points.values())}
+
+
+def _check_shared(peer: Peer, inputs: dict[str, Tensor], cotangent: Tensor) -> float:
+    """Largest RMS error ratio of one row against the float64 reference with one write and read for each group."""
+    assert peer.task is not None
+    row = {name: tensor if name == "drift" else tensor[:1] for name, tensor in inputs.items()}
+    shared = cotangent.shape[2] // row["write"].shape[2]
+    spread = row | {name: row[name].repeat_interleave(shared, dim=2) for name in ("write", "read")}
+    want = oracle(peer.task, {name: spread[name] for name in peer.leaves}, cotangent[:1])
+    for name in ("write", "read"):
+        want[name] = want[name].unflatten(2, (-1, shared)).sum(3)
+    candidate = peer.prepare(row, cotangent[:1])
+    assert candidate.both is not None
+    return max(check(peer.name, candidate.both(), want).values())
 
 
 def _rows(named: dict[str, Tensor], spans: list[tuple[int, int]]) -> dict[str, Tensor]:

@@ -34,8 +34,6 @@ def tables(run: dict[str, Any], *others: dict[str, Any]) -> list[Table]:
             made.append(scan_table(sections[key]))
     if sections.get("widths"):
         made.append(width_table(sections["widths"]))
-    if sections.get("frame"):
-        made.append(frame_table(sections["frame"]))
     if sections.get("halves"):
         made.append(halves_table(sections["halves"]))
     if "memory" in sections:
@@ -56,23 +54,23 @@ def tables(run: dict[str, Any], *others: dict[str, Any]) -> list[Table]:
 
 
 def verdict_table(*runs: dict[str, Any]) -> Table:
-    """Must, aim, and what each run reached."""
+    """Required, goal, and what each run reached."""
     rows = []
     for beside in zip(*(run["verdict"] for run in runs), strict=True):
         first = beside[0]
         sign = "≥" if first["at_least"] else "≤"
-        cells = [first["what"], f"{sign} {first['must']:g}", f"{sign} {first['aim']:g}"]
+        cells = [first["what"], f"{sign} {first['required']:g}", f"{sign} {first['goal']:g}"]
         for row in beside:
             reached = "–" if row["reached"] is None else f"{row['reached']:.3g}"
             cells += [reached, row["result"] if row["reached"] is not None else f"not measured: {row['why']}"]
         rows.append(tuple(cells))
     names = [f", {run['machine']['simd']}" for run in runs] if len(runs) > 1 else [""]
-    head = ("what", "must", "aim", *(word for name in names for word in (f"reached{name}", "which")))
+    head = ("what", "required", "goal", *(word for name in names for word in (f"reached{name}", "status")))
     note = (
         "Ratios inside one run, B16 T512 N32, G P = 256, P = 4 where a row says nothing else, float32, two threads; where a row"
-        " names several widths, the worst of them. `which` is the better of the two that was reached."
+        " names several widths, the worst of them."
     )
-    return Table(title="What was to be reached", head=head, rows=rows, notes=(note,))
+    return Table(title="Targets", head=head, rows=rows, notes=(note,))
 
 
 def compilation_table(section: dict[str, Any]) -> Table:
@@ -147,20 +145,6 @@ def width_table(section: dict[str, Any]) -> Table:
     title = f"Widths at constant G P, B{sizes['batch']} T{sizes['length']} N{sizes['order']}, {_threads(section)}"
     head = ("P", "G", "forward", "over roof", "forward+backward", "over roof", "error", "ahead of jax.lax.scan", "f+b")
     return Table(title=title, head=head, rows=rows)
-
-
-def frame_table(section: dict[str, Any]) -> Table:
-    """The backward pass of rotations in the moving frame and without it."""
-    rows = []
-    for point in section["points"]:
-        ratio = point["frame"]["median"] / point["direct"]["median"]
-        taken = "the frame" if point["taken"] else "the direct way"
-        times = (_time(point["frame"]), _time(point["direct"]))
-        rows.append((str(point["width"]), *times, f"{ratio:.2f}", taken, f"{point['error']:.0e}"))
-    head = ("P", "in the frame", "direct", "/ direct", "a call takes", "error")
-    sizes = f"B{section['batch']} T{section['length']} N32, G P = {section['channels']}"
-    note = "Backward pass alone; the error is that of one way against the other."
-    return Table(title=f"Rotations in the moving frame, {sizes}, {_threads(section)}", head=head, rows=rows, notes=(note,))
 
 
 def halves_table(section: dict[str, Any]) -> Table:

@@ -1,4 +1,4 @@
-"""What was to be reached, what was aimed at, and what was reached, from the dictionary of a run.
+"""Targets (required and goal) and what was reached, from the dictionary of a run.
 
 Data path: `targets()` lists the rows with the path of arithmetic that reads each figure out of a run's sections; `verdict(run)`
 fills in what was reached. A row whose section is not in the run, or whose peer is missing, has no figure and says so.
@@ -16,8 +16,8 @@ class Target:
     """One ratio that a run is judged by."""
 
     what: str
-    must: float
-    aim: float
+    required: float
+    goal: float
     at_least: bool
     """Whether larger is better."""
     read: Callable[[dict[str, Any]], float] = field(repr=False)
@@ -93,8 +93,10 @@ def targets() -> tuple[Target, ...]:
     def over_roof(scan_pass: str) -> Callable[[dict[str, Any]], float]:
         return lambda run: find(run, "shippo fused")[scan_pass]["over_roof"]
 
-    def row(what: str, must: float, aim: float, read: Callable[[dict[str, Any]], float], *, at_least: bool = True) -> Target:
-        return Target(what=what, must=must, aim=aim, at_least=at_least, read=read)
+    def row(
+        what: str, required: float, goal: float, read: Callable[[dict[str, Any]], float], *, at_least: bool = True
+    ) -> Target:
+        return Target(what=what, required=required, goal=goal, at_least=at_least, read=read)
 
     return (
         row("P = 4: forward time over its roof", 1.4, 1.2, over_roof("forward"), at_least=False),
@@ -133,19 +135,26 @@ def targets() -> tuple[Target, ...]:
 
 
 def verdict(run: dict[str, Any]) -> list[dict[str, Any]]:
-    """One row per target: `what`, `must`, `aim`, `at_least`, `reached`, and `result`.
+    """One row per target: `what`, `required`, `goal`, `at_least`, `reached`, and `result`.
 
-    `result` is "aim", "must", "missed", or "not measured" with the reason in `why` and `reached` None.
+    `result` is "goal", "required", "missed", or "not measured" with the reason in `why` and `reached` None.
     """
     rows = []
     for target in targets():
-        row: dict[str, Any] = {"what": target.what, "must": target.must, "aim": target.aim, "at_least": target.at_least}
+        row: dict[str, Any] = {
+            "what": target.what,
+            "required": target.required,
+            "goal": target.goal,
+            "at_least": target.at_least,
+        }
         try:
             reached = float(target.read(run))
         except (KeyError, StopIteration, TypeError) as error:
             row |= {"reached": None, "result": "not measured", "why": str(error).strip("'\"") or "not in the run"}
         else:
-            result = "aim" if target.met(reached, target.aim) else "must" if target.met(reached, target.must) else "missed"
+            result = (
+                "goal" if target.met(reached, target.goal) else "required" if target.met(reached, target.required) else "missed"
+            )
             row |= {"reached": reached, "result": result}
         rows.append(row)
     return rows

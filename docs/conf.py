@@ -41,6 +41,14 @@ def skip_fields(app, what, name, obj, skip, options):
     return True if (getattr(obj, "__doc__", None) or "").startswith("Alias for field number") else None
 
 
+def keep_numbers_whole(app, doctree, name):
+    """1.3e-05 in a table: a line must not end inside the number, so its hyphen is one that does not break."""
+    for entry in doctree.findall(nodes.entry):
+        for text in list(entry.findall(nodes.Text)):
+            if whole := re.sub(r"(?<=\de)-(?=\d)", "\N{NON-BREAKING HYPHEN}", text):
+                text.parent.replace(text, nodes.Text(whole))
+
+
 def render_inline(self, node):
     self.body.append(convert(node.astext()))
     raise nodes.SkipNode
@@ -57,3 +65,4 @@ def setup(app):
     app.add_html_math_renderer("mathml", inline_renderers=(render_inline, None), block_renderers=(render_block, None))
     app.connect("autodoc-process-docstring", plain_text, priority=400)
     app.connect("autodoc-skip-member", skip_fields)
+    app.connect("doctree-resolved", keep_numbers_whole)

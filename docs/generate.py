@@ -1,33 +1,24 @@
-"""Write the generated pages again: results and pictures from `results/`, the architecture from the code, and so on."""
+"""Write everything that is generated: the regions of the pages, the figures and the notebook.
 
+Run it after a change of `results/` or of the code that a page describes. `tests/test_docs.py` compares the pages with it.
+"""
+
+import sys
 from pathlib import Path
 
-import architecture
-import beside
-import ceilings
-import decoding
-import front
-import gpu
-import larger
-import notebook
-import tracking
-import turning
-import works_with
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from shippo_ssm.experiments import all_experiments
-from shippo_ssm.lab.pages import Pages
+from docs import figures, notebook
+from docs.fill import ROOT, fill, pages
+from shippo_lab.experiments import names
 
 if __name__ == "__main__":
-    root = Path(__file__).resolve().parents[1]
-    Pages(root, all_experiments()).write()
-    architecture.write(root)
-    works_with.write(root)
-    gpu.write(root)
-    larger.write(root)
-    turning.write(root)
-    decoding.write(root)
-    beside.write(root)
-    ceilings.write(root)
-    tracking.write(root)
-    notebook.write(root)
-    front.write(root)
+    figures.draw(ROOT)
+    for name in names():
+        path = ROOT / "docs" / "results" / f"{name}.md"
+        if not path.exists():
+            path.parent.mkdir(exist_ok=True)
+            path.write_text(f"<!-- generated: results page {name} -->\n<!-- end -->\n", encoding="utf-8")
+    for page in pages():
+        page.write_text(fill(page.read_text(encoding="utf-8")), encoding="utf-8")
+    notebook.write(ROOT)

@@ -4,15 +4,16 @@ A robot, a phone or a drone turns; what its sensors said a second ago is in the 
 holds the last `theta` seconds of a sensor in N coefficients per axis, C [N, 3]. Ordinary HiPPO mixes coordinates of
 different moments. With A_R(t) = [w]x, the cross-product matrix of the gyroscope's rate, the same memory turns along:
 
-    C_t = left C_{t-1} R_t + gain f_t^T,      R_t = exp(dt [w_t]x),
+    memory = StreamingMemory(LegT(N, theta), 3, rate)
+    memory.update(sample, turn=gyroscope / rate)      # one sample, or a block of them
+    memory.past(ages)                                 # in present coordinates
 
-since R_t^T is the rotation from the body frame of the last sample to that of this one. No buffer, no second filter: N x 3
-numbers, one small product per sample, and the whole past is in the present body frame whenever it is read.
+No buffer, no second filter: N x 3 numbers, one small product per sample.
 
 The recordings are those inside the wheel of scikit-kinematics (BSD): gyroscope, accelerometer and magnetometer, and the
 orientation that the sensor's own filter found, which serves as the reference. Only its data files are read:
 
-    pip install --no-deps scikit-kinematics
+    pip install --no-deps "scikit-kinematics<0.12"
     python examples/body_frame.py
 """
 
@@ -28,10 +29,8 @@ import torch
 from scipy.spatial.transform import Rotation, Slerp
 from torch import nn
 
-from shippo_ssm.actions import Orthogonal
-from shippo_ssm.layers import LiftedMemory, lift
-from shippo_ssm.layers.online import online_memory
-from shippo_ssm.projection import LegT
+from shippo_ssm.layers import StreamingLayer
+from shippo_ssm.projection import LegT, StreamingMemory
 
 PACKAGE = "scikit-kinematics"
 RECORDINGS = ("x-IMU", "Xsens")
@@ -84,28 +83,14 @@ def load(name: str) -> Recording:
     return Recording(rate, gyroscope, acceleration, field, orientation.as_matrix())
 
 
-def turns(gyroscope: np.ndarray, rate: float) -> np.ndarray:
-    """R_t = exp([w_t]x / rate) [T, 3, 3]; its transpose turns what the body saw a sample ago into what it would see now."""
-    return Rotation.from_rotvec(gyroscope / rate).as_matrix()
+def remember(values: np.ndarray, turn: np.ndarray | None, order: int, theta: float, rate: float) -> np.ndarray:
+    """C_t [T, N, 3] of the last `theta` seconds, at each sample; without turns [T, 3] this is ordinary HiPPO."""
+    return StreamingMemory(LegT(order, theta), 3, rate).update(values, turn=turn, return_all_states=True)
 
 
-def remember(values: np.ndarray, right: np.ndarray | None, order: int, theta: float, rate: float) -> np.ndarray:
-    """C_t [T, N, 3] of the last `theta` seconds, sample by sample; without `right` this is ordinary HiPPO."""
-    left, gain = (part[0] for part in online_memory("legt", order, theta).steps([1], 1 / rate))
-    state, states = np.zeros((order, 3)), np.empty((len(values), order, 3))
-    for index, value in enumerate(values):
-        state = left @ (state if right is None else state @ right[index]) + np.outer(gain, value)
-        states[index] = state
-    return states
-
-
-def recall(states: np.ndarray, ages: np.ndarray, theta: float, rate: float) -> np.ndarray:
-    """The values that the sensor had `ages` [A] seconds ago, in the body frame of each state [.., N, 3]: [.., A, 3].
-
-    A sample counts for the step in the middle of which it was taken: the memory ends half a step after the last one.
-    """
-    basis = LegT(states.shape[-2], theta).basis(theta, theta - np.minimum(ages + 0.5 / rate, theta))
-    return basis @ states
+def recall(states: np.ndarray, ages: np.ndarray, theta: float) -> np.ndarray:
+    """The values that the sensor had `ages` [A] seconds ago, in the body frame of each state [.., N, 3]: [.., A, 3]."""
+    return LegT(states.shape[-2], theta).basis(theta, theta - ages) @ states
 
 
 def memories(recording: Recording, values: np.ndarray, order: int, theta: float) -> dict[str, np.ndarray]:
@@ -117,7 +102,7 @@ def memories(recording: Recording, values: np.ndarray, order: int, theta: float)
     rate, world = recording.rate, np.einsum("tij,tj->ti", recording.orientation, values)
     return {
         FIXED: remember(values, None, order, theta, rate),
-        LIFTED: remember(values, turns(recording.gyroscope, rate), order, theta, rate),
+        LIFTED: remember(values, recording.gyroscope / rate, order, theta, rate),
         LIMIT: remember(world, None, order, theta, rate) @ recording.orientation,
     }
 
@@ -139,37 +124,18 @@ def speeds(recording: Recording, now: np.ndarray, theta: float) -> np.ndarray:
     return (total[now] - total[now - count]) / count
 
 
-def gyroscope_memory(order: int, theta: float, rate: float, sensors: int) -> LiftedMemory:
-    """The same memory as a PyTorch layer of u [B, T, 3 sensors + 3]: some sensors with three axes each, then the gyroscope.
-
-    A `LiftedMemory` whose controller is the gyroscope: the coordinates of R_t are its rate times the step, the same for every
-    sensor. What the layer reads out of the memory is learned; the turning is not.
-    """
-    width = 3 * (sensors + 1)
-    layer = lift("legt", Orthogonal(3), d_model=width, d_state=order, group_width=3, step=1 / rate, theta=theta)
-    assert layer.right_proj is not None
-    assert layer.right_bias is not None
-    # [w]x has the entries w_z, -w_y, w_x below its diagonal, at (1, 0), (2, 0), (2, 1): the coordinates of `Orthogonal`.
-    coordinates = torch.zeros(3, width)
-    coordinates[:, -3:] = torch.tensor([[0.0, 0.0, 1.0], [0.0, -1.0, 0.0], [1.0, 0.0, 0.0]]) / rate
-    with torch.no_grad():
-        layer.right_proj.weight.copy_(coordinates.repeat(sensors + 1, 1))
-        layer.right_bias.zero_()
-    layer.right_proj.requires_grad_(False)
-    layer.right_bias.requires_grad_(False)
-    return layer
-
-
 class Sides(nn.Module):
-    """Which side of the body faces what was seen: a memory, and a small classifier of what it reads at the end."""
+    """Which side of the body faces what was seen: the memory of u [B, T, 6], and a small classifier of its last state."""
 
-    def __init__(self, memory: LiftedMemory) -> None:
+    def __init__(self, turning: bool) -> None:
         super().__init__()
-        self.memory = memory
-        self.head = nn.Sequential(nn.Linear(memory.d_model, 64), nn.GELU(), nn.Linear(64, 6))
+        self.turning = turning
+        self.memory = StreamingLayer(LegT(8, 1.0), 6, rate=32.0)
+        self.head = nn.Sequential(nn.Linear(48, 64), nn.GELU(), nn.Linear(64, 6))
 
     def forward(self, u: torch.Tensor) -> torch.Tensor:
-        return self.head(self.memory(u)[:, -1])
+        turn = u[..., 3:] / 32.0 if self.turning else None
+        return self.head(self.memory(u, turn=turn)[:, -1].flatten(1))
 
 
 def flashes(recording: Recording, count: int, part: slice, seed: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -204,9 +170,8 @@ def classify(recording: Recording, steps: int, seed: int = 0) -> dict[str, float
     accuracy = {}
     for name in (FIXED, LIFTED):
         torch.manual_seed(seed)
-        model = Sides(gyroscope_memory(8, 1.0, 32.0, sensors=1))
-        model.memory.use_right = name == LIFTED
-        optimizer = torch.optim.Adam([weight for weight in model.parameters() if weight.requires_grad], 5e-3)
+        model = Sides(turning=name == LIFTED)
+        optimizer = torch.optim.Adam(model.parameters(), 5e-3)
         for step in range(steps):
             u, label = flashes(recording, 128, first, seed=1000 * seed + step)
             loss = nn.functional.cross_entropy(model(u), label)
@@ -234,7 +199,7 @@ def main() -> None:
                 values = getattr(recording, sensor)
                 wanted = truth(recording, values, now, back)
                 errors = [
-                    relative(recall(states[now], back / recording.rate, theta, recording.rate) - wanted, wanted)
+                    relative(recall(states[now], back / recording.rate, theta) - wanted, wanted)
                     for states in memories(recording, values, order, theta).values()
                 ]
                 print(f"{name:>9} {order:3} {sensor:>12} {errors[0]:12.3f} {errors[1]:10.3f} {errors[2]:7.3f}")

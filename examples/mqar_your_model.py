@@ -15,8 +15,8 @@ import torch
 from torch import nn
 from torch.nn.functional import cross_entropy
 
+from shippo_lab.tasks.mqar import TransportMQAR
 from shippo_ssm import ShippoBackbone
-from shippo_ssm.tasks.mqar import TransportMQAR
 
 
 class YourModel(nn.Module):

@@ -1,4 +1,4 @@
-"""Settings that every test shares: one thread per worker, a fixed seed, a quiet hypothesis profile; and the file of routes."""
+"""Settings that every test shares: one thread per worker, a fixed seed, a hypothesis profile; outcomes of integrations."""
 
 import os
 
@@ -14,7 +14,7 @@ import hypothesis
 import pytest
 import torch
 
-from docs import works_with
+from tests import works_with
 from tests.browser import CHROMIUM, DRIVER, MISSING, start
 from tests.interpreted import Interpreter
 
@@ -43,7 +43,7 @@ def pytest_addoption(parser):
 def pytest_configure(config):
     # Workers send their reports to the process that started them; only that one writes.
     if config.getoption("--works-with") and not hasattr(config, "workerinput"):
-        config.pluginmanager.register(Routes(Path(config.getoption("--works-with"))))
+        config.pluginmanager.register(Outcomes(Path(config.getoption("--works-with"))))
 
 
 def pytest_collection_modifyitems(items):
@@ -52,7 +52,7 @@ def pytest_collection_modifyitems(items):
             item.user_properties.append(("works_with", mark.args[0]))
 
 
-class Routes:
+class Outcomes:
     """Collects the outcome of marked tests. Cases that did not run keep what the file said; tests that lost their mark go."""
 
     def __init__(self, path: Path) -> None:
@@ -74,14 +74,14 @@ class Routes:
         self.heard.add(report.nodeid)
         for kind in ("passed", "failed", "skipped"):
             outcome[kind].pop(names[-1], None)
-        outcome["versions"] = {name: version(name).partition("+")[0] for name in works_with.ROUTES[route]}
+        outcome["versions"] = {name: version(name).partition("+")[0] for name in works_with.INTEGRATIONS[route]}
         reasons = {"passed": "", "failed": "see the run"}
         reason = report.longrepr[2].removeprefix("Skipped: ") if report.skipped else reasons[report.outcome]
         outcome[report.outcome][names[-1]] = " ".join(reason.split())
 
     def pytest_sessionfinish(self):
-        root = Path(__file__).parents[1]
-        result = {test: outcome for test, outcome in self.result.items() if test in works_with.marked(root)}
+        marked = works_with.marked(Path(__file__).parents[1])
+        result = {test: outcome for test, outcome in self.result.items() if test in marked}
         self.path.write_text(json.dumps(result, indent=1, sort_keys=True) + "\n", encoding="utf-8")
 
 

@@ -48,7 +48,7 @@ def scan(dtype: str, cu_seqlens: list[int] | None = None, backend: str = "triton
     """Error ratios of y, the last state and all gradients against the float64 reference loop."""
     import torch
 
-    from tests.scan.conftest import reference_run, rms_ratio, run_with_gradients
+    from tests.shippo_ssm.scan.conftest import reference_run, rms_ratio, run_with_gradients
 
     bounds = None if cu_seqlens is None else torch.tensor(cu_seqlens)
     recurrence, state, expected = reference_run(None if cu_seqlens is None else tuple(cu_seqlens), **case)
@@ -61,10 +61,36 @@ def segmented(**case: Any) -> dict[str, float]:
     """Error ratios of a scan that is cut into segments, all of it by Triton's kernels, against the float64 reference loop."""
     from unittest import mock
 
-    from shippo_ssm.scan import fused, segments
+    from shippo_ssm import dispatch
 
-    with mock.patch.object(fused, "obstacle", return_value="asked"), mock.patch.object(segments, "SEGMENT_LENGTH", 3):
+    with mock.patch.object(dispatch, "cpu_scan_reason", return_value="asked"), mock.patch.object(dispatch, "SEGMENT_LENGTH", 3):
         return scan("float64", backend="segmented", **case)
+
+
+def summary(growth: float, drift: float, length: int) -> dict[str, float]:
+    """Error ratio of a summary whose right product overflows, applied to a state, against the float64 reference loop."""
+    from shippo_ssm.scan import apply, reference, triton
+    from tests.shippo_ssm.scan.conftest import rms_ratio
+    from tests.shippo_ssm.scan.test_trust import balanced_case
+
+    recurrence, state = balanced_case(growth, drift, length, width=2)
+    expected = reference.run(recurrence, state)[1]
+    made = triton.summary(recurrence.map(lambda tensor: tensor.float()))
+    return {"final_state": rms_ratio(apply(made, state.float()), expected)}
+
+
+def invalid_bounds(cu_seqlens: list[int], **case: Any) -> dict[str, bool]:
+    """Whether the results for invalid boundaries are all NaN; nothing outside of the operands is read."""
+    import torch
+
+    from shippo_ssm.scan import triton
+    from tests.shippo_ssm.scan.conftest import make_recurrence
+
+    recurrence, state = make_recurrence(states=len(cu_seqlens) - 1, **case)
+    recurrence.value.requires_grad_()
+    y, final_state = triton.run(recurrence, state, torch.tensor(cu_seqlens))
+    (dread,) = torch.autograd.grad(final_state.sum() + y.sum(), recurrence.value)
+    return {"final_state": bool(final_state.isnan().all()), "gradient": bool(dread.isnan().any())}
 
 
 def step(dtype: str, tokens: int = 3, **options: Any) -> dict[str, float]:
@@ -75,15 +101,15 @@ def step(dtype: str, tokens: int = 3, **options: Any) -> dict[str, float]:
 
     from shippo_ssm import Shippo
     from shippo_ssm.layers import cell
-    from tests.scan.conftest import rms_ratio
+    from tests.shippo_ssm.scan.conftest import rms_ratio
 
     layer = Shippo(12, **options).to(getattr(torch, dtype))
     u, results = torch.randn(tokens, 2, 12, dtype=getattr(torch, dtype)), []
     for taken in (True, False):
         calls = mock.Mock(return_value=taken)
         slow, fast = (
-            mock.patch.object(Shippo, "_can_decode", return_value=None),
-            mock.patch.object(cell, "takes_card_step", calls),
+            mock.patch("shippo_ssm.layers.decode.find_plan", return_value=None),
+            mock.patch.object(cell, "uses_gpu_step", calls),
         )
         with torch.no_grad(), slow, fast:
             state, outputs = layer.init_state(2), []
@@ -100,7 +126,7 @@ def half(dtype: str, **case: Any) -> dict[str, float]:
     import torch
 
     from shippo_ssm.scan import transport_scan
-    from tests.scan.conftest import make_recurrence, rms_ratio
+    from tests.shippo_ssm.scan.conftest import make_recurrence, rms_ratio
 
     recurrence, state = make_recurrence(dtype=getattr(torch, dtype), **case)
     results = []
@@ -121,7 +147,7 @@ def opcheck(**case: Any) -> dict[str, str]:
     import torch
 
     from shippo_ssm.scan import resolve_backend, triton
-    from tests.scan.conftest import make_recurrence
+    from tests.shippo_ssm.scan.conftest import make_recurrence
 
     recurrence, state = make_recurrence(**case)
     leaves = [None if tensor is None else tensor.detach().requires_grad_() for tensor in (*recurrence, state)]
@@ -137,7 +163,7 @@ def compiled(**case: Any) -> dict[str, float]:
     import torch
 
     from shippo_ssm.scan import transport_scan
-    from tests.scan.conftest import make_recurrence, rms_ratio
+    from tests.shippo_ssm.scan.conftest import make_recurrence, rms_ratio
 
     recurrence, _ = make_recurrence(**case)
     assert recurrence.right is not None
@@ -156,7 +182,7 @@ def action(family: str, width: int, dtype: str, scale: float = 1.0, items: int =
     import torch
 
     from shippo_ssm.actions import expm, get_family
-    from tests.scan.conftest import rms_ratio
+    from tests.shippo_ssm.scan.conftest import rms_ratio
 
     random = torch.Generator().manual_seed(0)
     if family == "expm":
@@ -201,7 +227,8 @@ def main() -> None:
     # `torch.empty` gives NaN, so that a kernel that forgets to write a place is caught.
     torch.use_deterministic_algorithms(True)
     torch.utils.deterministic.fill_uninitialized_memory = True  # pyright: ignore[reportAttributeAccessIssue]
-    checks = {check.__name__: check for check in (scan, segmented, step, half, opcheck, compiled, action, bench)}
+    served = (scan, segmented, summary, invalid_bounds, step, half, opcheck, compiled, action, bench)
+    checks = {check.__name__: check for check in served}
     for line in sys.stdin:
         request = json.loads(line)
         try:

@@ -1,44 +1,37 @@
-"""The page "Architecture" shows the code as it is, and a call of the layer stays short."""
+"""What the page "Architecture" shows of the code."""
 
-from pathlib import Path
+import torch
 
-import pytest
-
-from docs.architecture import PAGE, PICTURE, arranged, import_graph, page, path_of_a_call, picture
-
-ROOT = Path(__file__).parents[1]
+from docs.architecture import Call, as_text, call_paths, decisions, folders, import_graph, recorded
+from shippo_ssm.scan import BACKENDS, Affine, compose
 
 
-def test_a_call_is_short():
-    """`Shippo(d)(x)` from the call to machine code and back: few functions, in few files."""
-    path = path_of_a_call()
-    assert len(path) <= 36
-    assert len({call.file for call in path}) <= 12
-    # What is counted is the whole way: from the layer to the threads that run machine code.
-    assert path[0][1:] == ("layers/mixer.py", "Mixer.forward")
-    assert {call.name for call in path} >= {"Shippo.run", "Orthogonal.dense", "launch", "_run", "scan"}
+def test_the_recorded_path_is_the_whole_way():
+    """From the layer to the threads that run machine code, and back; its length is on the page and not tested."""
+    forward, backward = call_paths()
+    assert forward[0] == Call(0, "layers/mixer.py", "Mixer.forward")
+    assert {call.name for call in forward} >= {"Shippo.run", "Orthogonal.dense", "launch", "_run", "scan"}
+    assert {call.file for call in backward} >= {"scan/fused.py", "engine/run.py", "layers/conv.py"}
+    assert as_text(forward).endswith(f"{len(forward)} functions in {len({call.file for call in forward})} files")
 
 
-@pytest.mark.parametrize(("file", "made"), [(PAGE, page), (PICTURE, picture)])
-def test_the_page_shows_the_code(file, made):
-    """`python docs/generate.py` writes both again."""
-    assert (ROOT / file).read_text(encoding="utf-8") == made()
+def test_a_function_stands_once_below_its_first_caller():
+    once = Affine(torch.ones(2), torch.eye(2), torch.ones(2, 2))
+    path = recorded(lambda: [compose(once, once), compose(once, once)])
+    assert path[0] == Call(0, "scan/algebra.py", "compose")
+    assert len(path) == len(set(path))
+    assert all(call.depth for call in path[1:])
+    assert recorded(lambda: None) == []
 
 
-def test_every_import_can_be_followed_down_the_picture():
+def test_tables_of_the_packages():
     graph = import_graph()
-    rows, lines = arranged(graph)
-    height = {place: index for index, row in enumerate(rows) for place in row}
-    drawn = {(line[0], line[-1]) for line in lines}
-    assert all([height[place] for place in line] == list(range(height[line[0]], height[line[-1]] - 1, -1)) for line in lines)
-    reached = {room: {room} for room in graph}
-    for row in rows:
-        for room in graph.keys() & set(row):
-            reached[room] |= {far for upper, lower in drawn if upper == room for far in reached[lower]}
-    assert all(below <= reached[room] for room, below in graph.items())
+    assert graph["shippo_ssm.dispatch"] == set()
+    for package in ("shippo_ssm", "shippo_lab"):
+        lines = folders(package).splitlines()[2:]
+        assert len(lines) == sum(name.startswith(f"{package}.") for name in graph)
+        assert all(len(cell.strip()) > 3 for line in lines for cell in line.strip("|").split("|"))
 
 
-def test_the_picture_keeps_out_what_follows():
-    rows, lines = arranged({"low": set(), "middle": {"low"}, "high": {"low", "middle"}, "other": {"high", "low"}})
-    assert rows == [["low"], ["middle"], ["high"], ["other"]]
-    assert lines == [["middle", "low"], ["high", "middle"], ["other", "high"]]
+def test_the_decision_table_names_every_backend():
+    assert all(f"`{name}`" in decisions() for name in BACKENDS)

@@ -1,6 +1,6 @@
-"""Five hundred bad calls at the public doors: each is refused in one clear line, and none is taken for something else.
+"""Five hundred bad calls at the public functions: each is refused in one clear line, and none is taken for something else.
 
-A door is a function that yields `Bad` calls, made from a compact description: what is right, and the ways to spoil it. A call
+An entry yields `Bad` calls, made from a compact description: what is right, and the ways to spoil it. A call
 must raise `ValueError` with the words that name the place, and every message speaks one dialect: "op: `name` is what came;
 expected what; remedy". At the command line the same is one line on stderr and exit code 2.
 """
@@ -11,6 +11,7 @@ expected what; remedy". At the command line the same is one line on stderr and e
 from __future__ import annotations
 
 import json
+import shutil
 import sys
 from collections.abc import Callable, Iterator
 from functools import cache, partial
@@ -22,9 +23,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from shippo_ssm import actions, cli, layers, projection, scan, tasks
+from shippo_lab import cli, tasks
+from shippo_lab.experiments import names as experiment_names
+from shippo_ssm import actions, layers, projection, scan
 from shippo_ssm.collapse import bank, collapse, collapse_of_model
-from shippo_ssm.experiments import names as experiment_names
 from shippo_ssm.layers import Shippo, ShippoBackbone, lift, shippo_cell
 from shippo_ssm.models import (
     CausalAttention,
@@ -103,7 +105,7 @@ def boundaries(op: str, run: Callable[..., Any]) -> Iterator[Bad]:
         yield bad(f"{op}: cu_seqlens as {way}", partial(run, cu_seqlens=value), op, "`cu_seqlens`", "expected")
 
 
-def door_scan() -> Iterator[Bad]:
+def entry_scan() -> Iterator[Bad]:
     yield from spoiled("transport_scan", scan.transport_scan, LETTERS)
     yield from spoiled("block_affine_scan", scan.block_affine_scan, {"update": "BTNP", "left": "BTN", "right": "BTPP"})
     good = operands(LETTERS)
@@ -136,7 +138,7 @@ def door_scan() -> Iterator[Bad]:
     yield bad("compose of two kinds", lambda: scan.compose(one, dense), "compose", "torch.diag_embed")
 
 
-def door_actions() -> Iterator[Bad]:
+def entry_actions() -> Iterator[Bad]:
     matrix = torch.rand(3, 3)
     for way, wrong in {
         "a list": matrix.tolist(),
@@ -196,7 +198,7 @@ def small_layer(**changed: Any) -> Shippo:
     return Shippo(**{"d_model": 8, "d_state": 4, "backend": "reference"} | changed)
 
 
-def door_layers() -> Iterator[Bad]:
+def entry_layers() -> Iterator[Bad]:
     yield from options(
         "Shippo",
         small_layer,
@@ -309,7 +311,7 @@ def small_model(**changed: Any) -> SequenceModel:
     )
 
 
-def door_models() -> Iterator[Bad]:
+def entry_models() -> Iterator[Bad]:
     def make(**changed: Any) -> SequenceModel:
         return SequenceModel(SequenceConfig(**{"d_model": 8, "n_layers": 1, "d_state": 4, "vocab_size": 5} | changed))
 
@@ -396,7 +398,7 @@ def cached_language_model() -> Any:
     return ShippoModel(ShippoConfig(**sizes)).eval()
 
 
-def door_tasks() -> Iterator[Bad]:
+def entry_tasks() -> Iterator[Bad]:
     made: dict[str, tuple[Any, dict[str, list[Any]]]] = {
         "MQAR": (
             tasks.MQAR,
@@ -405,7 +407,7 @@ def door_tasks() -> Iterator[Bad]:
         "TransportMQAR": (tasks.TransportMQAR, {"library": ["rotations", None], "length": [0, -1], "num_active": [0, 999]}),
         "LanguageTask": (tasks.LanguageTask, {"name": ["german", None], "min_length": [0, 99], "max_length": [0, -1]}),
         "WordTask": (tasks.WordTask, {"group": ["a99", "", None, 5], "length": [0, -3], "elements": [(), "half", (999,)]}),
-        "TextTask": (tasks.TextTask, {"unit": ["word", None], "length": [0, -1, 10**9]}),
+        "TextTask": (tasks.TextTask, {"corpus": ["word", None], "length": [0, -1, 10**9]}),
     }
     for op, (make, wrong) in made.items():
         yield from options(op, make, **wrong)
@@ -443,7 +445,7 @@ def door_tasks() -> Iterator[Bad]:
     yield bad("WordTask.batch of length 0", partial(small["WordTask"].batch, [0], "train", 0), "`length`", "at least 1")
 
 
-def door_checkpoints() -> Iterator[Bad]:
+def entry_checkpoints() -> Iterator[Bad]:
     """A good checkpoint, spoiled in one place."""
     import tempfile
 
@@ -494,7 +496,7 @@ def door_checkpoints() -> Iterator[Bad]:
     yield bad("a file in the place of a folder", partial(read_checkpoint, folder / "config.json"), "no config.json")
 
 
-def door_collapse() -> Iterator[Bad]:
+def entry_collapse() -> Iterator[Bad]:
     family = torch.rand(2, 3, 3)
     for way, wrong in {
         "a matrix": family[0],
@@ -528,7 +530,7 @@ def door_collapse() -> Iterator[Bad]:
     yield bad("audit of a model without layers", lambda: collapse_of_model(torch.nn.Linear(3, 3), torch.rand(2, 3)), "`model`")
 
 
-def door_projection() -> Iterator[Bad]:
+def entry_projection() -> Iterator[Bad]:
     for measure in (
         projection.LegS,
         projection.LagT,
@@ -615,7 +617,7 @@ def shippo(*words: str) -> None:
         sys.argv = before
 
 
-def door_commands() -> Iterator[Bad]:
+def entry_commands() -> Iterator[Bad]:
     def said(line: str, *words: str) -> Bad:
         return bad(f"shippo {line}", partial(shippo, *line.split()), *words)
 
@@ -631,6 +633,7 @@ def door_commands() -> Iterator[Bad]:
     yield said("frobnicate", "shippo --help")
     yield said("run paired --smoke --row nothing", "expected rows among")
     yield said("run paired --smoke --seeds 0", "`seeds` is 0")
+    yield said("run paired --smoke --seeds 99999999999999999999", "`seeds` is 99999999999999999999", "10000")
     yield said("run paired --smoke --seeds many", "--seeds", "integer")
     yield said("run paired --smoke --jobs 0", "--jobs is 0")
     yield said("run paired --smoke --jobs -2", "--jobs is -2")
@@ -655,6 +658,8 @@ def door_commands() -> Iterator[Bad]:
     yield said("inspect file", "folder of save_checkpoint")
     yield said("inspect", "CHECKPOINT")
     yield said("bench --device tpu", "tpu")
+    yield said("run paired --from missing.json --out new", "no result of 'paired'", "missing.json")
+    yield said("run paired --from other.json --out new", "is a result of 'other'")
 
 
 RESULT = {
@@ -676,9 +681,54 @@ RESULT = {
     ],
 }
 ABSENT = object()
+MANIFEST = {"experiment": "paired", "preset": "smoke", "configs": [], "versions": {}, "wall_seconds": 0.0}
 
 
-def door_results() -> Iterator[Bad]:
+def entry_runs() -> Iterator[Bad]:
+    """Folders and files that a run cannot continue: manifests, finished units, checkpoints, and files for --from."""
+
+    def resumed(what: str, files: dict[str, Any], *words: str) -> Bad:
+        def call() -> None:
+            shutil.rmtree("run", ignore_errors=True)
+            for name, content in {"manifest.json": MANIFEST, **files}.items():
+                path = Path("run") / name
+                path.parent.mkdir(parents=True, exist_ok=True)
+                path.write_text(content if isinstance(content, str) else json.dumps(content))
+            shippo("run", "paired", "--smoke", "--jobs", "1", "--row", "no-right-r1", "--out", "run", "--resume")
+
+        return bad(f"run --resume: {what}", call, *words)
+
+    for content in ({}, [], 3, None, "{"):
+        yield resumed(f"the manifest is {content!r}", {"manifest.json": content}, "manifest.json")
+    for key in MANIFEST:
+        for wrong in (None, True, {"a": 1} if key != "versions" else [3]):
+            yield resumed(f"{key} is {wrong!r}", {"manifest.json": MANIFEST | {key: wrong}}, "manifest.json", f"'{key}'")
+    for wrong in (3, {}, {"name": "no-right-r1"}, {"name": 3, "num_seeds": 1}, {"name": "no-right-r1", "num_seeds": "many"}):
+        yield resumed(f"a row is {wrong!r}", {"manifest.json": MANIFEST | {"configs": [wrong]}}, "configuration 0")
+    for wrong in (0, 10**20):
+        row = {"name": "no-right-r1", "num_seeds": wrong}
+        yield resumed(f"{wrong} seeds", {"manifest.json": MANIFEST | {"configs": [row]}}, "`num_seeds`")
+    for content in ({}, [], "{", {"seconds": 1.0, "metrics": {}, "curves": [], "notes": {}}):
+        yield resumed(f"a unit is {content!r}", {"units/no-right-r1.s0-s1.json": content}, "no-right-r1.s0-s1.json")
+    yield resumed(
+        "a checkpoint is text", {"checkpoints/no-right-r1.s0-s1.safetensors": "nothing"}, "no-right-r1.s0-s1.safetensors"
+    )
+
+    def extended(what: str, content: Any, *words: str) -> Bad:
+        def call() -> None:
+            Path("bad.json").write_text(content if isinstance(content, str) else json.dumps(content))
+            shippo("run", "paired", "--from", "bad.json", "--out", "extended")
+
+        return bad(f"run --from: {what}", call, "bad.json", *words)
+
+    for content in ("", "{", "[]", "{}", "3"):
+        yield extended(f"the file is {content!r}", content)
+    yield extended("no rows", RESULT | {"rows": []}, "no finished row")
+    for key in RESULT:
+        yield extended(f"without {key}", {name: value for name, value in RESULT.items() if name != key}, f"'{key}'")
+
+
+def entry_results() -> Iterator[Bad]:
     """Result files that are no result, or one with a piece missing or of another kind."""
 
     def shown(what: str, content: Any, *words: str, command: str = "table") -> Bad:
@@ -716,8 +766,8 @@ def door_results() -> Iterator[Bad]:
     yield shown("too few rows for a figure", RESULT, "lacks", command="figure")
 
 
-DOORS = {
-    name.removeprefix("door_"): door for name, door in sorted(globals().items()) if name.startswith("door_")
+ENTRY_POINTS = {
+    name.removeprefix("entry_"): entry for name, entry in sorted(globals().items()) if name.startswith("entry_")
 }  # fmt: skip
 
 
@@ -736,13 +786,13 @@ def refusal(call: Callable[[], Any]) -> str:
 
 
 @pytest.mark.filterwarnings("ignore:Casting complex values")
-@pytest.mark.parametrize("door", DOORS)
-def test_bad_calls_are_refused_in_clear_words(door, tmp_path, monkeypatch):
+@pytest.mark.parametrize("entry", ENTRY_POINTS)
+def test_bad_calls_are_refused_in_clear_words(entry, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     Path("file").write_text("a file")
     Path("other.json").write_text(json.dumps(RESULT | {"experiment": "other"}))
     wrong = []
-    for case in DOORS[door]():
+    for case in ENTRY_POINTS[entry]():
         said = refusal(case.call)
         if said.startswith("!!") or not all(word in said for word in case.words) or len(said) > 1500:
             wrong.append(f"{case.what}: wanted {case.words}, got {said[:300]}")
@@ -750,5 +800,5 @@ def test_bad_calls_are_refused_in_clear_words(door, tmp_path, monkeypatch):
 
 
 def test_there_are_five_hundred_different_ones():
-    calls = [case.what for door in DOORS.values() for case in door()]
+    calls = [case.what for entry in ENTRY_POINTS.values() for case in entry()]
     assert len(calls) == len(set(calls)) >= 500, len(calls)

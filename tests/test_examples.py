@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 
 EXAMPLES = sorted((Path(__file__).parents[1] / "examples").glob("*.py"))
 
@@ -28,6 +29,7 @@ def run(name: str, arguments: list[str], monkeypatch):
 
 def test_every_example_is_tested():
     names = ["body_frame", "lift_legs", "mqar_your_model", "stream", "train_characters", "train_distributed"]
+    names.append("train_language_model")
     assert [path.stem for path in EXAMPLES] == names
 
 
@@ -69,6 +71,29 @@ def test_train_characters(monkeypatch, capsys, tmp_path):
     assert 0 <= text.min() <= text.max() < 128
 
 
+def test_a_language_model_of_own_files_resumes_where_it_stopped(monkeypatch, capsys, tmp_path):
+    """At a learning rate of zero, since the schedule of a shorter run is another: weights, optimiser and step are kept."""
+    pytest.importorskip("transformers")
+    from safetensors.torch import load_file
+
+    text = tmp_path / "notes.txt"
+    text.write_text("the frame moves, and what is stored moves with it. " * 30)
+    sizes = ["--hidden", "16", "--layers", "2", "--attention-every", "2", "--batch", "2", "--length", "32"]
+    sizes += ["--rate", "0", "--prompt", "the"]
+    found = []
+    for name, ends in (("whole", ["4"]), ("parts", ["2", "4"])):
+        for index, steps in enumerate(ends):
+            arguments = [str(text), "--out", str(tmp_path / name), "--steps", steps, *sizes, *["--resume"] * index]
+            run("train_language_model", arguments, monkeypatch)
+        found.append(load_file(tmp_path / name / "model.safetensors"))
+        assert torch.load(tmp_path / name / "optimizer.pt", weights_only=True)["step"] == 4
+    out = capsys.readouterr().out
+    assert out.count("held out") == 3
+    assert "\nthe" in out
+    assert found[0].keys() == found[1].keys()
+    assert all(torch.equal(found[0][name], found[1][name]) for name in found[0])
+
+
 def test_a_stream_goes_on_after_it_was_killed(monkeypatch, capsys, tmp_path):
     whole = "--tokens", "120"
     run("stream", [*whole], monkeypatch)
@@ -84,11 +109,10 @@ def test_a_stream_goes_on_after_it_was_killed(monkeypatch, capsys, tmp_path):
     assert last == expected
 
 
-def launched(arguments: list[str], *, ranks: int = 0, restarts: int = 0) -> str:
-    """What `train_distributed` prints, in one process or under torchrun."""
-    start = [sys.executable]
-    if ranks:
-        start += ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}", f"--max-restarts={restarts}"]
+def launched(arguments: list[str], *, ranks: int, restarts: int) -> str:
+    """What `train_distributed` prints under torchrun."""
+    start = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
+    start += [f"--nproc-per-node={ranks}", f"--max-restarts={restarts}"]
     script = next(path for path in EXAMPLES if path.stem == "train_distributed")
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
     done = subprocess.run([*start, str(script), *arguments], capture_output=True, text=True, env=environment, timeout=300)
@@ -96,9 +120,10 @@ def launched(arguments: list[str], *, ranks: int = 0, restarts: int = 0) -> str:
     return done.stdout
 
 
-def test_train_distributed_survives_a_killed_rank(tmp_path):
+def test_train_distributed_survives_a_killed_rank(tmp_path, monkeypatch, capsys):
     """Two ranks that share a sequence, one of them killed after step 3: the run goes on from step 2 and ends as one process."""
-    alone = launched(["--smoke", "--out", str(tmp_path / "alone")])
+    run("train_distributed", ["--smoke", "--out", str(tmp_path / "alone")], monkeypatch)
+    alone = capsys.readouterr().out
     killed = launched(["--smoke", "--out", str(tmp_path / "killed"), "--kill-at", "3"], ranks=2, restarts=3)
     assert (tmp_path / "killed" / "killed").exists()
     assert "resumed after step 2" in killed

@@ -1,4 +1,4 @@
-"""The recipes of CONTRIBUTING.md, carried out with toys: each runs the battery that its real neighbours run."""
+"""The recipes of CONTRIBUTING.md, carried out with toys: each runs the tests that the built-in ones run."""
 
 import inspect
 import re
@@ -9,19 +9,20 @@ from types import ModuleType
 import pytest
 import torch
 
-from shippo_ssm import Shippo, experiments
+from shippo_lab import experiments
+from shippo_lab.harness.experiment import Column, Experiment, Highlight, PaperTable, RowConfig, RowResult, Verdict
+from shippo_lab.harness.progress import Display
+from shippo_lab.harness.runner import run
+from shippo_lab.harness.tables import as_markdown
+from shippo_ssm import Shippo, dispatch
 from shippo_ssm.actions import RightAction, Shear
-from shippo_ssm.lab.experiment import Column, Experiment, Highlight, PaperTable, RowConfig, RowResult, Verdict
-from shippo_ssm.lab.progress import Display
-from shippo_ssm.lab.runner import run
-from shippo_ssm.lab.tables import as_markdown
 from shippo_ssm.layers import Mixer
 from shippo_ssm.scan import BACKENDS, reference, transport_scan
 from shippo_ssm.scan.packing import scan_packed
-from tests.actions import test_families
-from tests.experiments.test_claims import check_experiment
-from tests.layers.conftest import check_mixer
-from tests.scan.conftest import REGIMES, VARIANTS, check_backend
+from tests.shippo_lab.experiments.test_experiments import check_experiment
+from tests.shippo_ssm.actions import test_families
+from tests.shippo_ssm.layers.conftest import check_mixer
+from tests.shippo_ssm.scan.conftest import REGIMES, VARIANTS, check_backend
 
 RECIPES = (Path(__file__).parents[1] / "CONTRIBUTING.md").read_text(encoding="utf-8")
 FAMILY_BATTERY = [
@@ -57,14 +58,20 @@ def forgetful(recurrence, initial_state=None, cu_seqlens=None):
     return torch.cat([first, second], 1), state
 
 
+def add_backend(monkeypatch, run):
+    """Step 2 of the recipe, undone after the test."""
+    monkeypatch.setitem(BACKENDS, run.__name__, run)
+    monkeypatch.setattr(dispatch, "SCAN_BACKENDS", (*dispatch.SCAN_BACKENDS, run.__name__))
+
+
 @pytest.mark.parametrize("case", [*({"regime": regime, "T": 30} for regime in REGIMES), *VARIANTS], ids=str)
 def test_a_backend(monkeypatch, case):
-    monkeypatch.setitem(BACKENDS, "in_segments", in_segments)
+    add_backend(monkeypatch, in_segments)
     check_backend("in_segments", **case)
 
 
 def test_a_backend_on_packed_sequences(monkeypatch):
-    monkeypatch.setitem(BACKENDS, "in_segments", in_segments)
+    add_backend(monkeypatch, in_segments)
     check_backend("in_segments", B=1, T=30, states=3, cu_seqlens=(0, 9, 9, 30))
     ones = torch.ones(1, 9, 1, 1)
     y, _ = transport_scan(ones, ones, ones, ones[..., 0], torch.zeros(1, 1), backend="in_segments")
@@ -72,7 +79,7 @@ def test_a_backend_on_packed_sequences(monkeypatch):
 
 
 def test_a_wrong_backend_is_found(monkeypatch):
-    monkeypatch.setitem(BACKENDS, "forgetful", forgetful)
+    add_backend(monkeypatch, forgetful)
     with pytest.raises(AssertionError, match=r"y: .* > 1e-10"):
         check_backend("forgetful", T=30)
 
@@ -118,7 +125,7 @@ def test_a_right_action_in_a_layer():
 class RunningMean(Mixer):
     """y_t = W (the mean of u_1 .. u_t); the state is their sum and number."""
 
-    takes_gaps = False
+    supports_masks = False
 
     def __init__(self, d_model):
         super().__init__(d_model)
@@ -152,7 +159,7 @@ def judge(result):
 
 def test_an_experiment(monkeypatch, tmp_path):
     """A claim with two rows, of which one holds, from its line in the list to its table."""
-    claim = ModuleType("shippo_ssm.experiments.halves")
+    claim = ModuleType("shippo_lab.experiments.halves")
     vars(claim)["EXPERIMENT"] = Experiment(
         name="halves",
         title="Halves",

@@ -1,4 +1,4 @@
-"""Imports point one way: a room may lean only on the rooms below it."""
+"""Imports point one way: a folder of either package imports only those below it, and the library never imports the lab."""
 
 import subprocess
 import sys
@@ -6,57 +6,84 @@ import sys
 import pytest
 
 import shippo_ssm
-from docs.architecture import PACKAGE, ROOMS, imported_rooms, room_of
+from docs.architecture import LAB, LIBRARY, SOURCE, imported, module_of, modules
 
-# Room -> rooms it may import. Modules at the top of the package that are not rooms serve all of them.
+# Modules at the top of a package that may import all of it.
+FRONT = ("__init__", "__main__")
+# Folder or top module -> what it may import. In the lab the harness shows the theory, whose outcome it stores.
 BELOW = {
-    "projection": set(),
-    "tasks": {"projection"},
-    "engine": set(),
-    "scan": {"engine"},
-    "actions": {"engine"},
-    "collapse": {"scan", "actions", "layers"},
-    "layers": {"engine", "scan", "actions", "projection"},
-    "models": {"layers", "scan", "actions"},
-    "theory": {"projection", "scan", "actions", "layers"},
-    "lab": {"theory", "layers", "actions", "projection"},
-    "experiments": {"engine", "lab", "models", "layers", "scan", "actions", "collapse", "tasks", "projection"},
+    "shippo_ssm": {
+        "dispatch": set(),
+        "projection": {"engine"},
+        "engine": {"dispatch"},
+        "scan": {"dispatch", "engine"},
+        "actions": {"dispatch", "engine"},
+        "layers": {"dispatch", "engine", "scan", "actions", "projection"},
+        "integrations": {"layers", "scan"},
+        "models": {"actions", "dispatch", "integrations", "layers"},
+        "collapse": {"scan", "actions", "layers"},
+    },
+    "shippo_lab": {
+        "tasks": set(),
+        "theory": {"harness"},
+        "harness": {"theory"},
+        "experiments": {"harness", "tasks"},
+        "cli": {"experiments", "harness", "theory", "tasks"},
+    },
 }
-BELOW["cli"] = set(BELOW)
 
 
-def upward_imports(room: str, source: str) -> set[str]:
-    return imported_rooms(source) - BELOW[room] - {room}
+def upward_imports(module: str, source: str) -> set[str]:
+    """What `source`, a file of `module`, imports and may not."""
+    package, name = module.split(".")
+    allowed = {f"{package}.{other}" for other in BELOW[package][name]} | {module}
+    if package == "shippo_lab":
+        allowed |= {f"shippo_ssm.{other}" for other in BELOW["shippo_ssm"]}
+    # Private modules at the top of a package serve all of it; a name of the library's front is no module.
+    known = {other for other in imported(source) if other in modules() or other.startswith("shippo_lab.")}
+    return known - allowed
 
 
-@pytest.mark.parametrize("path", sorted(PACKAGE.rglob("*.py")), ids=lambda path: str(path.relative_to(PACKAGE)))
-def test_no_upward_import(path):
-    room = room_of(path)
-    if room in ROOMS:
-        assert not upward_imports(room, path.read_text())
-    elif room != "__init__":
-        assert not imported_rooms(path.read_text()), "a module that serves all rooms leans on none"
+def test_no_upward_import():
+    wrong = {}
+    for path in sorted([*LIBRARY.rglob("*.py"), *LAB.rglob("*.py")]):
+        source = path.read_text(encoding="utf-8")
+        if (module := module_of(path)) in modules():
+            found = upward_imports(module, source)
+        else:
+            # The front of a package shows what is in it; other modules at its top serve all folders and import none.
+            found = imported(source) & set(modules()) if path.stem not in FRONT else set()
+            found |= {name for name in imported(source) if path.is_relative_to(LIBRARY) and name.startswith("shippo_lab")}
+        if found:
+            wrong[str(path.relative_to(SOURCE))] = found
+    assert not wrong
 
 
-def test_every_room_has_its_place():
-    assert set(BELOW) == set(ROOMS)
+def test_every_module_has_its_place():
+    assert {f"{package}.{name}" for package, names in BELOW.items() for name in names} == set(modules())
 
 
 def test_an_upward_import_is_found():
-    assert upward_imports("scan", "def f():\n    from shippo_ssm.layers import Shippo") == {"layers"}
-    assert upward_imports("tasks", "import shippo_ssm.scan.reference") == {"scan"}
-    assert upward_imports("layers", "from shippo_ssm import scan") == set()
-    assert upward_imports("lab", "from shippo_ssm.experiments import get") == {"experiments"}
+    assert upward_imports("shippo_ssm.scan", "def f():\n    from shippo_ssm.layers import Shippo") == {"shippo_ssm.layers"}
+    assert upward_imports("shippo_ssm.projection", "import shippo_ssm.scan.reference") == {"shippo_ssm.scan"}
+    assert upward_imports("shippo_ssm.layers", "from shippo_ssm import scan") == set()
+    assert upward_imports("shippo_ssm.models", "from shippo_lab import tasks") == {"shippo_lab.tasks"}
+    assert upward_imports("shippo_lab.tasks", "from shippo_lab.experiments import get") == {"shippo_lab.experiments"}
+    assert upward_imports("shippo_lab.tasks", "from shippo_ssm.layers import Shippo") == set()
 
 
-@pytest.mark.parametrize(
-    "module", ["shippo_ssm", "shippo_ssm.scan", "shippo_ssm.actions", "shippo_ssm.layers", "shippo_ssm.cli"]
-)
-def test_importing_does_not_load_heavy_libraries(module):
-    heavy = "{'numba', 'matplotlib', 'transformers', 'jax'}"
-    code = f"import sys, {module}; print(*sorted({heavy} & set(sys.modules)))"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == ""
+def test_importing_loads_no_heavy_library_and_nothing_of_the_lab():
+    code = """
+import importlib, sys
+for name in {names}:
+    importlib.import_module(name)
+print(*sorted({heavy} & set(sys.modules)))
+"""
+    library = ["shippo_ssm", *(name for name in modules() if name.startswith("shippo_ssm."))]
+    heavy = {"numba", "matplotlib", "transformers", "jax"}
+    for names, unwanted in ((library, heavy | {"shippo_lab"}), (["shippo_lab.cli"], heavy)):
+        command = [sys.executable, "-c", code.format(names=names, heavy=unwanted)]
+        assert subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip() == ""
 
 
 def test_public_names():

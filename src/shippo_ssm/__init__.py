@@ -5,24 +5,20 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from shippo_ssm._neighbours import introduce
-
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
+    from shippo_ssm.layers import Bidirectional as Bidirectional
     from shippo_ssm.layers import Shippo as Shippo
     from shippo_ssm.layers import ShippoBackbone as ShippoBackbone
+    from shippo_ssm.layers import warmup as warmup
     from shippo_ssm.scan import block_affine_scan as block_affine_scan
     from shippo_ssm.scan import transport_scan as transport_scan
 
-# Public name -> the room it lives in. Rooms load on first use, so that `import shippo_ssm` stays cheap.
-_EXPORTS = {
-    "Shippo": "layers",
-    "ShippoBackbone": "layers",
-    "transport_scan": "scan",
-    "block_affine_scan": "scan",
-}
-__all__ = ["Shippo", "ShippoBackbone", "__version__", "block_affine_scan", "transport_scan"]
+# Public name -> its package, loaded on first use, so that `import shippo_ssm` stays cheap.
+_EXPORTS = {"Bidirectional": "layers", "Shippo": "layers", "ShippoBackbone": "layers"}
+_EXPORTS |= {"transport_scan": "scan", "block_affine_scan": "scan", "warmup": "layers"}
+__all__ = ["Bidirectional", "Shippo", "ShippoBackbone", "__version__", "block_affine_scan", "transport_scan", "warmup"]
 
 
 def __getattr__(name: str) -> Any:
@@ -33,6 +29,3 @@ def __getattr__(name: str) -> Any:
 
 def __dir__() -> list[str]:
     return __all__
-
-
-introduce()

@@ -1,4 +1,4 @@
-"""The one rule on precision that several rooms share."""
+"""The one rule on precision that several modules share."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Checks of single numbers that several rooms share; each names the argument, what came, and what was expected."""
+"""Checks of single numbers that several modules share; each names the argument, what came, and what was expected."""
 
 from __future__ import annotations
 

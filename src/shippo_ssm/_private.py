@@ -4,39 +4,63 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
-import pickle
+import importlib
+import sys
 from collections.abc import Callable, Iterator
+from importlib import metadata
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd import forward_ad
-
-# How many transforms of `torch.func` are under way; torch has no public question for it.
-transform_depth: Callable[[], int] = torch._C._functorch.get_dynamic_layer_stack_depth  # pyright: ignore
+from torch.nn.modules import module as modules
 
 
-def under_transform() -> bool:
-    """Whether a transform of `torch.func` or a level of `forward_ad` is under way."""
-    return transform_depth() > 0 or forward_ad._current_level >= 0
+def private(owner: Any, name: str, library: str = "") -> Any:
+    """`owner.name`, or an error that names the installed version of the library that does not have it.
 
-
-def values_visible(tensor: Tensor) -> bool:
-    """Whether a tensor holds plain CPU numbers that Python may look at: not compiled, not traced, not transformed.
-
-    On a card a look would stall it.
+    Args:
+        owner: the name of a module, or an object of `library`.
+        name: its private attribute.
+        library: whose it is; the top package of a module by default.
     """
-    # `under_transform` written out: this question stands in front of everything that decodes.
-    plain = is_plain(tensor) and not torch.compiler.is_compiling()
-    return plain and transform_depth() == 0 and forward_ad._current_level < 0
+    try:
+        return getattr(importlib.import_module(owner) if isinstance(owner, str) else owner, name)
+    except (ImportError, AttributeError) as error:
+        place = owner if isinstance(owner, str) else type(owner).__name__
+        library = library or place.partition(".")[0]
+        raise ImportError(
+            f"shippo_ssm uses `{place}.{name}`, a private part of {library}, and {library} {metadata.version(library)} "
+            "does not have it; expected a version that is tested: docs/platforms.md lists them"
+        ) from error
 
 
-def is_plain(tensor: Tensor) -> bool:
-    """Whether a tensor is in the memory of the CPU, and of no class of its own."""
-    return type(tensor) in PLAIN and tensor.is_cpu
+# How many transforms of `torch.func` are active; torch has no public question for it.
+transform_depth: Callable[[], int] = private("torch._C._functorch", "get_dynamic_layer_stack_depth")
+# Looked up here, since a traced function cannot.
+_without_fake_tensors = private("torch._subclasses.fake_tensor", "unset_fake_temporarily")
+_scan = private("torch._higher_order_ops.scan", "scan")
+# The leaves of nested tuples, lists and mappings, as modules take and give them.
+tree_leaves: Callable[[Any], list[Any]] = private("torch.utils._pytree", "tree_leaves")
 
 
-PLAIN = (Tensor, torch.nn.Parameter)
+def custom_op(name: str, schema: str | None = None) -> Callable[[Callable[..., Any]], Any]:
+    """`torch.library.custom_op` without mutated arguments, whose first call does not import torch's compiler, a second's work.
+
+    Torch keeps its compiler from tracing into a kernel; where the compiler is not loaded nothing can trace.
+    """
+
+    def decorate(function: Callable[..., Any]) -> Any:
+        op = torch.library.custom_op(name, mutates_args=(), schema=schema)(function)
+        kernels = private(op, "_backend_fns", "torch")
+        guarded = kernels[None]
+
+        def call(*arguments: Any) -> Any:
+            return (guarded if "torch._dynamo" in sys.modules else function)(*arguments)
+
+        kernels[None] = call
+        return op
+
+    return decorate
 
 
 def openmp_parallel() -> int:
@@ -56,49 +80,38 @@ def int8_rows(weight: Tensor) -> tuple[Tensor, Tensor] | None:
     parts: Any = weight
     if type(weight).__name__ != "Int8Tensor" or not type(weight).__module__.startswith("torchao."):
         return None
-    if not hasattr(weight, "_is_by_rows"):
+    # Looked at once, for these tensors: `zero_point.any()` takes longer than a small product.
+    tensors = [parts.qdata, parts.scale, parts.zero_point]
+    known, fits = getattr(parts, "_by_rows", ([], False))
+    if len(known) != 3 or any(ours is not theirs for ours, theirs in zip(tensors, known)):
         others = [getattr(parts, name, None) for name in ("act_quant_kwargs", "act_quant_scale", "act_pre_scale")]
         symmetric = parts.zero_point is None or not bool(parts.zero_point.any())
         whole = list(parts.block_size) == [1, weight.shape[-1]] and parts.scale.dtype == torch.float32
-        # Looked at once: a quantised weight is a constant.
-        parts._is_by_rows = symmetric and whole and others == [None] * 3 and weight.device.type == "cpu"
-    return (parts.qdata, parts.scale) if parts._is_by_rows else None
+        fits = symmetric and whole and others == [None] * 3 and weight.device.type == "cpu"
+        parts._by_rows = tensors, fits
+    return (parts.qdata, parts.scale) if fits else None
 
 
 def loop(body: Callable[..., tuple[Any, Any]], state: Any, operands: Any) -> tuple[Any, Any]:
     """state, y_t = body(state, operand_t) along the first axis as one operation of a graph, which torch calls a prototype."""
-    from torch._higher_order_ops.scan import scan
-
     if torch.onnx.is_in_onnx_export() and torch.is_grad_enabled():
         raise ValueError(
             "transport_scan: `backend` is 'reference' in an ONNX export with gradients on; expected none, torch cannot write a "
             "loop with gradients; call torch.onnx.export under torch.no_grad()"
         )
-    return scan(body, state, operands)
+    return _scan(body, state, operands)
 
 
 @contextlib.contextmanager
 def real_numbers() -> Iterator[None]:
     """Tensors made inside are on the CPU and have values, whatever device or fake mode is set around: for constants."""
-    from torch._subclasses.fake_tensor import unset_fake_temporarily
-
-    with unset_fake_temporarily(), torch.device("cpu"):
+    with _without_fake_tensors(), torch.device("cpu"):
         yield
 
 
-def tree_leaves(tree: Any) -> list[Any]:
-    """The leaves of nested tuples, lists and mappings, as modules take and give them; torch keeps its own walk to itself."""
-    from torch.utils import _pytree
-
-    return _pytree.tree_leaves(tree)
-
-
-def name_configuration(mapping: Any, config: str, name: str) -> None:
-    """Let a mapping of transformers' Auto classes know that the configuration class `config` belongs to the model type `name`.
-
-    It reads its list of names once, when it is made; there is no way to add a name to it but with the class itself.
-    """
-    mapping._reverse_config_mapping.setdefault(config, name)
+def has_global_hooks() -> bool:
+    """Whether forward hooks of all modules are registered, which a module that is not called would miss."""
+    return bool(modules._global_forward_hooks or modules._global_forward_pre_hooks)
 
 
 @contextlib.contextmanager
@@ -107,12 +120,8 @@ def slp_vectorizer() -> Iterator[None]:
 
     Numba has this as a setting of the whole process only; under the lock no other user of Numba sees it.
     """
-    from numba.core import config
-    from numba.core.compiler_lock import global_compiler_lock
-
-    # Numba writes its settings to the module at import; they are not declared.
-    settings: Any = config
-    with global_compiler_lock:
+    settings = private("numba.core", "config")
+    with private("numba.core.compiler_lock", "global_compiler_lock"):
         before = settings.SLP_VECTORIZE
         settings.SLP_VECTORIZE = 1
         try:
@@ -121,29 +130,58 @@ def slp_vectorizer() -> Iterator[None]:
             settings.SLP_VECTORIZE = before
 
 
-def pack_compiled(result: Any) -> bytes:
-    """A Numba compile result as bytes: Numba's own cache does the same, but is bound to one source file per function."""
-    from numba.core.serialize import dumps
-
-    return dumps(result._reduce())
+def target_machine() -> tuple[str, str, str]:
+    """Triple, processor and features that Numba compiles for: this machine, or what NUMBA_CPU_NAME and its like say."""
+    return private(_cpu_context().codegen(), "magic_tuple", "numba")()
 
 
-def unpack_compiled(target: Any, payload: bytes) -> Any:
-    """The compile result that `pack_compiled` made bytes of, in the target context `target`."""
-    from numba.core.compiler import CompileResult
+def object_code(result: Any) -> tuple[str, str, list[str], list[str], bytes] | None:
+    """The object code of a Numba compile result, as the fields of `engine.cache.MachineCode`.
 
-    target.refresh()
-    return CompileResult._rebuild(target, *pickle.loads(payload))
+    `None` for code that only this process can run: it holds addresses, or objects of Python.
+    """
+    lookup = private("numba.core.environment", "lookup_environment")
+    library, names = result.library, result.fndesc
+    module = private(library, "_final_module", "numba")
+    values = [*module.functions, *module.global_variables]
+    environments = [value.name for value in values if value.name.startswith("_ZN08NumbaEnv")]
+    has_objects = any(found.consts for found in map(lookup, environments) if found)
+    if has_objects or result.reload_init or library.has_dynamic_globals:
+        return None
+    externals = [value.name for value in values if value.is_declaration and not value.name.startswith("llvm.")]
+    code = private(library, "_get_compiled_object", "numba")()
+    return names.llvm_func_name, names.llvm_cpython_wrapper_name, environments, externals, code
+
+
+def python_function(name: str, address: int, environments: list[int]) -> Callable[..., Any]:
+    """The Python function whose C function is at `address`, as Numba wraps it.
+
+    Args:
+        name: for messages.
+        address: of a C function (self, arguments, keywords).
+        environments: addresses of its variables for Numba's environment, which is made empty.
+    """
+    environment = private("numba._dynfunc", "Environment")({})
+    for place in environments:
+        ctypes.c_void_p.from_address(place).value = id(environment)
+    make = private("numba._dynfunc", "make_function")
+    return make(sys.modules[__name__], name, f"compiled kernel {name}", address, environment, (environment,))
+
+
+def _cpu_context() -> Any:
+    """Numba's compiler for this machine."""
+    return private("numba.core.registry", "cpu_target").target_context
+
+
+def start_runtime() -> None:
+    """Give the process the functions that Numba's machine code calls, those for memory among them."""
+    private("numba.core.runtime.nrt", "rtsys").initialize(_cpu_context())
 
 
 def link_module(module: Any, name: str) -> tuple[int, Any]:
     """The address of a function of an llvmlite module as machine code, and what owns its memory; Numba's own linker does it."""
-    from numba.core.compiler_lock import global_compiler_lock
-    from numba.core.registry import cpu_target
-
-    with global_compiler_lock:
-        target: Any = cpu_target.target_context
-        library = target.codegen().create_library(module.name)
+    with private("numba.core.compiler_lock", "global_compiler_lock"):
+        library = _cpu_context().codegen().create_library(module.name)
         library.add_ir_module(module)
         library.finalize()
         return library.get_pointer_to_function(name), library

@@ -8,7 +8,7 @@ import subprocess
 import pytest
 import torch
 
-from benchmarks import against, frame, halves, run, sweeps
+from benchmarks import against, halves, run, sweeps
 from benchmarks.gate import Disagreement
 from benchmarks.models import Products
 from benchmarks.problem import Shape
@@ -97,15 +97,6 @@ def test_short_operands_are_checked_and_timed():
     section = halves.measure(Shape(batch=2, length=20, groups=2, order=8, width=4), rounds=1, budget=0.1)
     assert section["float32"]["error"] < 2e-5 < section["bfloat16"]["error"] < halves.TOLERANCE
     assert all(section[name][key]["median"] > 0 for name in ("float32", "bfloat16") for key in ("forward", "both"))
-
-
-def test_the_frame_is_held_against_the_direct_way():
-    section = frame.measure(channels=16, batch=1, length=20, rounds=1, budget=0.1)
-    assert [(point["width"], point["taken"]) for point in section["points"]] == [(4, False), (8, True), (16, True)]
-    for point in section["points"]:
-        # Two ways to the same numbers, and really two.
-        assert 0 < point["error"] < 2e-5
-        assert point["frame"]["median"] > 0 < point["direct"]["median"]
 
 
 def test_widths_keep_the_channels():

@@ -1,4 +1,4 @@
-"""`shippo bench --device cuda`: refused without a card, and exercised in Triton's interpreter."""
+"""`shippo bench --device cuda`: refused without a GPU, and exercised in Triton's interpreter."""
 
 import pytest
 import torch
@@ -6,9 +6,9 @@ import torch
 from benchmarks.device import main
 
 
-@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a card here")
-def test_without_a_card_it_says_so():
-    with pytest.raises(ValueError, match=r"`device` is 'cuda'.*no card here; run it on a machine with one"):
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU here")
+def test_without_a_gpu_it_says_so():
+    with pytest.raises(ValueError, match=r"`device` is 'cuda'.*no GPU here; run it on a machine with one"):
         main(False, None)
 
 

@@ -1,4 +1,4 @@
-"""Sine, cosine, root, sigmoid and softplus in the lanes of SIMD vectors, written while compiling (see `engine/emitter.py`)."""
+"""Sine, cosine, root, sigmoid and softplus in the lanes of SIMD vectors (see `engine/emitter.py`)."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 
 def largest_angle(dtype: str) -> float:
-    """Beyond this angle the three pieces of a quarter turn no longer add up exactly enough; the C library takes over."""
+    """The largest angle that `sine_and_cosine` reduces exactly enough; the C library takes larger ones."""
     return 1e3 if dtype == "float32" else 1e5
 
 
@@ -61,7 +61,6 @@ def sine_and_cosine(emit: Any, angle: Any) -> tuple[Any, Any]:
 
 
 def square_root(emit: Any, x: Any) -> Any:
-    """sqrt(x), lane by lane."""
     from llvmlite import ir
     from numba.core import cgutils
 

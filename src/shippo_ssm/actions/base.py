@@ -1,21 +1,13 @@
-"""The two contracts of this room: a `Factor` has one coefficient, a `RightAction` family has K coordinates and a step.
+"""The two contracts of this package: a `Factor` has one coefficient, a `RightAction` family has K coordinates and a step.
 
-A factor is one closed form exp(coef G) with a fixed generator G [P, P]. It is written once, as an update of the
-columns of a state (`act_columns`), touching only the columns it changes; `act`, `dense` and `inverse` follow from it.
-
-A family maps coordinates [.., K] and a step [..], whose leading shapes broadcast, to the right action R [.., P, P] of
-one token. A family says what `dense` and `generator` are and names its coordinates; `act` and `inverse` follow, and a
-family that knows better overrides them. Families are modules, so that one with learnable parts is saved, moved and
-trained with the layer that holds it.
-
-Shapes are checked, values are not: a look at them would stall a card and break a graph. A step is >= 0 by contract, where
-what is said of a family's growth holds; a NaN in a coordinate or step is a NaN in R.
+A family maps coordinates [.., K] and a step [..], whose leading shapes broadcast, to right actions R [.., P, P]. Shapes are
+checked, values are not: reading them would stall a GPU and break a graph. A step must be >= 0 for the stated bounds to hold.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from typing import NamedTuple
 
 import torch
@@ -40,12 +32,7 @@ class Factor(ABC):
         """The P columns [.., N] of `state exp(coef G)`, given those of `state`; `coef` broadcasts against a column."""
 
     def act(self, state: Tensor, coef: Tensor | float) -> Tensor:
-        """state exp(coef G).
-
-        Args:
-            state: [.., N, P].
-            coef: [..], one coefficient per leading index of `state`, or a number.
-        """
+        """state exp(coef G) for a state [.., N, P] and one coefficient per leading index [..], or a number."""
         check_state(self, state)
         coef = torch.as_tensor(coef, dtype=state.dtype, device=state.device)
         return torch.stack(torch.broadcast_tensors(*self.act_columns(state.unbind(-1), coef.unsqueeze(-1))), -1)
@@ -53,8 +40,7 @@ class Factor(ABC):
     def dense(self, coef: Tensor | float) -> Tensor:
         """exp(coef G) [.., P, P] for coefficients [..]."""
         coef = torch.as_tensor(coef)
-        if not coef.is_floating_point():
-            coef = coef.to(torch.get_default_dtype())
+        coef = coef if coef.is_floating_point() else coef.to(torch.get_default_dtype())
         return self.act(torch.eye(self.width, dtype=coef.dtype, device=coef.device), coef)
 
     def inverse(self, coef: Tensor | float) -> Tensor:
@@ -63,36 +49,39 @@ class Factor(ABC):
 
 
 class Inline(NamedTuple):
-    """How a compiled kernel can compute a family itself; see `lanes.py`."""
+    """How a CPU kernel can compute a family itself; see `lanes.py`.
+
+    `kind` is "rotation" (closed form), "split" (product of factors) or "exponential". `sizes` are the numbers of diagonals,
+    rotations and shears; all zero where the coordinates are the entries of the generator. A `diagonal` coordinate d stands
+    for -softplus(d) ("softplus") or -max(d, 0) ("clamp").
+    """
 
     kind: str
-    """"rotation" (closed form), "split" (product of factors) or "exponential"."""
     sizes: tuple[int, int, int] = (0, 0, 0)
-    """Numbers of diagonals, rotations and shears; all zero where the coordinates are the entries of the generator."""
     diagonal: str = "softplus"
-    """What a diagonal coordinate d stands for: "softplus" is -softplus(d), "clamp" is -max(d, 0)."""
     bounded: bool = False
 
 
 class RightAction(nn.Module, ABC):
     """A family of right actions R(coords, step) of one group of width P; calling it is `dense`.
 
-    Attributes:
+    Args:
         width: P.
         coordinates: the names of the K coordinates, in order.
-        num_coordinates: K.
+        bounded: whether an option holds ||R||_2 <= 1; fixed at construction.
     """
 
-    def __init__(self, width: int, coordinates: Sequence[str]) -> None:
+    def __init__(self, width: int, coordinates: Sequence[str], bounded: bool = False) -> None:
         super().__init__()
         expect_size(type(self).__name__, "width", width)
         self.width = width
         self.coordinates = tuple(coordinates)
         self.num_coordinates = len(self.coordinates)
+        self._bounded = bounded
 
     @abstractmethod
     def dense(self, coords: Tensor, step: Tensor | float) -> Tensor:
-        """R [.., P, P] for coordinates [.., K] and steps [..], >= 0 by contract."""
+        """R [.., P, P] for coordinates [.., K] and steps [..], >= 0."""
 
     @abstractmethod
     def generator(self, coords: Tensor) -> Tensor:
@@ -108,26 +97,31 @@ class RightAction(nn.Module, ABC):
         return torch.linalg.inv(self.dense(coords, step))
 
     @property
+    def bounded(self) -> bool:
+        """Whether the family was built with a bound on its norm; read-only."""
+        return self._bounded
+
+    @property
     def inline(self) -> Inline | None:
-        """How a compiled kernel can compute R itself; `None` where it has to be given R."""
+        """The kernel that can compute R inside another one; `None` where that kernel must be given R."""
         return None
+
+    def signature(self) -> Hashable:
+        """Everything a compiled plan may assume about the family: class, sizes and inline kernel. Compare it before reuse."""
+        return type(self), self.width, self.num_coordinates, self.inline
 
     @property
     def stable(self) -> bool:
-        """Whether ||R||_2 <= 1 for every input, up to rounding: then no number of tokens makes the memory grow."""
+        """Whether ||R||_2 <= 1 for every input, up to rounding: then the memory cannot grow."""
         return False
 
     def growth_bound(self, coords: Tensor, step: Tensor | float) -> Tensor:
-        """An upper bound [..] of ||R||_2, the most by which R can lengthen a row of the memory; here the norm itself."""
+        """An upper bound [..] of ||R||_2; here the norm itself."""
         right = self.dense(coords, step)
         return torch.linalg.matrix_norm(right.to(compute_dtype(right.dtype)), 2)
 
     def init_coordinates(self, memory_length: float | None = None) -> Tensor:
-        """Coordinates [K] at which R is the identity, or near it: where a controller's bias should start.
-
-        Args:
-            memory_length: unit steps that the memory should last; only for a family that cannot start at the identity.
-        """
+        """Coordinates [K] at which R is the identity, or so near it that the memory lasts `memory_length` unit steps."""
         return torch.zeros(self.num_coordinates)
 
     def forward(self, coords: Tensor, step: Tensor | float) -> Tensor:
@@ -137,7 +131,7 @@ class RightAction(nn.Module, ABC):
         return f"width={self.width}, num_coordinates={self.num_coordinates}"
 
     def check(self, coords: Tensor, step: Tensor | float = 1.0) -> Tensor:
-        """Check the shapes of both arguments, and return the step as a tensor beside the coordinates."""
+        """Check the shapes of both arguments, and return the step as a tensor."""
         op, wanted = type(self).__name__, f"[.., {self.num_coordinates}]"
         if not isinstance(coords, Tensor) or not coords.is_floating_point():
             raise ValueError(f"{op}: `coords` is {coords!r:.60}; expected a floating tensor {wanted}; convert it with .to()")
@@ -157,6 +151,17 @@ class RightAction(nn.Module, ABC):
         return step
 
 
+def entry_names(letter: str, width: int) -> list[str]:
+    """letter[0,0], letter[0,1], .. row by row; nothing for a width that is refused later."""
+    return [f"{letter}[{i},{j}]" for i in range(width) for j in range(width)] if isinstance(width, int) else []
+
+
+def broadcast(coords: Tensor, step: Tensor) -> tuple[Tensor, Tensor]:
+    """Coordinates [.., K] and steps [..] with one leading shape and one dtype."""
+    shape = torch.broadcast_shapes(coords.shape[:-1], step.shape)
+    return coords.expand(*shape, -1), step.to(coords.dtype).expand(shape)
+
+
 def check_state(action: Factor | RightAction, state: Tensor) -> None:
     """Raise where a state is not [.., N, P] for the width P of an action."""
     if state.ndim < 2 or state.shape[-1] != action.width:
@@ -167,7 +172,5 @@ def check_state(action: Factor | RightAction, state: Tensor) -> None:
 
 
 def not_finite(op: str, name: str) -> ValueError:
-    """The error of an argument with a NaN or an infinity in it."""
-    return ValueError(
-        f"{op}: `{name}` has an entry that is not finite; expected numbers; look for a NaN or an overflow where it is made"
-    )
+    """Error for an argument with a NaN or an infinity."""
+    return ValueError(f"{op}: `{name}` has an entry that is not finite; expected numbers; look for a NaN where it is made")

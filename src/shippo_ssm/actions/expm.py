@@ -1,24 +1,13 @@
 """Matrix exponentials of many small matrices: R = exp(A) for A [.., P, P].
 
-Data path. A batch is flattened to [M, P, P] and every matrix is scaled by its own power of two until its 1-norm is at most
-`theta`. A Taylor polynomial of degree m, evaluated by Paterson and Stockmeyer's scheme in the powers A, A^2,
-A^3, A^4, gives exp(2^-s A), and s squarings undo the scaling; a matrix leaves the squaring loop when its own count is
-reached, so small members of a batch do not pay for large ones. float32 is computed in float64 and rounded once (the
-drift of long products of rotations is then that of the rounding alone), float16 and bfloat16 are computed in float32,
-complex64 in complex128.
+Every matrix is scaled by its own power of two until its 1-norm is at most `theta`. A Taylor polynomial (Paterson and
+Stockmeyer's scheme in A, A^2, A^3, A^4) gives exp(2^-s A), and s squarings undo the scaling. float32 is computed in float64 and
+rounded once, float16 and bfloat16 in float32, complex64 in complex128. The kernels "fused" (`_expm_cpu.py`) and "triton"
+(`_expm_triton.py`) take float32 and float64 up to width 16.
 
 Derivatives. With L(A, E) the Frechet derivative of exp at A in direction E, the gradient of <G, exp(A)> is L(A^H, G).
-L is computed with exp itself, in the algebra of pairs (X, E) (X', E') = (X X', X E' + E X'), which is the algebra of
-the block matrices [[X, E], [0, X]]. L is an op of its own whose gradient is again an L, of those 2P x 2P blocks, so
-derivatives of every order exist.
-
-Backends. "torch" is the path above, on any device. "fused" is the compiled CPU kernel of `_expm_kernels.py` for float32
-and float64 up to width 16, the same scheme with one matrix per SIMD lane; it takes float32 matrices of moderate norm in
-float32 as exp(A) - I and larger ones in float64. `kernels.choose_kernel` says which one a call takes.
-
-Accuracy. The error is a few units in the last place times the condition number of exp at A, which is at least
-max(1, ||A||); since float32 works in float64, float32 results are accurate to the last place or two at all norms from
-1e-8 to 1e3.
+L is exp itself in the algebra of pairs (X, E) (X', E') = (X X', X E' + E X'), that of the block matrices [[X, E], [0, X]]. L
+is an op whose gradient is again an L, of those blocks, so derivatives of every order exist.
 """
 
 from __future__ import annotations
@@ -31,9 +20,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from shippo_ssm.actions._expm_kernels import NARROW, LaneScheme, Operands, build_expm
-from shippo_ssm.actions.kernels import batch_first, choose_kernel, launch_items
-from shippo_ssm.engine import LANES, allocate, launch, needs_torch
+from shippo_ssm._private import custom_op
+from shippo_ssm.actions._expm_cpu import NARROW, BlockOperands, LaneScheme, Operands, build_expm
+from shippo_ssm.actions.kernels import batch_first
+from shippo_ssm.dispatch import choose_action, transform_reason
+from shippo_ssm.engine import LANES, Config, allocate, launch, launch_gpu
 
 
 class Scheme(NamedTuple):
@@ -57,8 +48,8 @@ MOST_SQUARINGS = 24
 ROUNDED = Scheme(12, largest_norm(12, 2.0**-26))
 # Up to width 4 a higher degree costs four multiplications; what ends the range then is the rounding of the larger terms.
 NARROW_SINGLE, NARROW_DOUBLE = Scheme(16, 2.0), Scheme(20, largest_norm(20, 2.0**-53))
-# A card's kernel computes in the dtype of its operands, by Horner's rule: fewer products, more squarings.
-CARD = {torch.float32: Scheme(8, largest_norm(8, 2.0**-26)), torch.float64: DOUBLE}
+# The GPU kernel computes in the dtype of its operands, by Horner's rule: fewer products, more squarings.
+GPU_SCHEMES = {torch.float32: Scheme(8, largest_norm(8, 2.0**-26)), torch.float64: DOUBLE}
 _COMPUTE = {
     torch.float16: torch.float32,
     torch.bfloat16: torch.float32,
@@ -94,7 +85,8 @@ def combine(weights: list[float], powers: list[Pair]) -> Pair:
     """weights[0] I + sum_k weights[k] powers[k - 1]."""
     value = sum(weight * power.value for weight, power in zip(weights[1:], powers))
     assert isinstance(value, Tensor)
-    value.diagonal(dim1=-2, dim2=-1).add_(weights[0])
+    # Not in place: the ONNX exporter refuses a write into a diagonal.
+    value = value + weights[0] * torch.eye(value.shape[-1], dtype=value.dtype, device=value.device)
     if powers[0].tangent is None:
         return Pair(value, None)
     tangent = sum(weight * power.tangent for weight, power in zip(weights[1:], powers) if power.tangent is not None)
@@ -151,9 +143,9 @@ def scale_and_square(generator: Tensor, direction: Tensor | None) -> Tensor:
 
 
 def expm_formula(generator: Tensor) -> Tensor:
-    """exp(generator) in torch's own operations and without a look at the numbers, for `torch.func`, forward mode and ONNX.
+    """exp(generator) in torch's own operations without reading values, for `torch.func`, forward mode and ONNX.
 
-    Every matrix is squared `MOST_SQUARINGS` times and keeps what it had after its own count; one that asks for more gives NaN.
+    Every matrix is squared `MOST_SQUARINGS` times and keeps the result after its own count; one that needs more gives NaN.
     """
     dtype, scheme = arithmetic_of(generator)
     matrix = generator.to(dtype)
@@ -185,68 +177,71 @@ def kernel_scheme(dtype: str, arithmetic: str, width: int, largest: float = math
     return LaneScheme(arithmetic, *scheme, largest)
 
 
-def to_do(blocks: int) -> np.ndarray:
-    """One for every block of LANES matrices."""
-    return np.ones(blocks, np.int8)
-
-
-def launch_schemes(build: Callable, operands: Any, *, dtype: str, width: int, backward: bool, **constants: Any) -> None:
+def launch_schemes(
+    build: Callable, operands: Any, blocks: int, *, dtype: str, width: int, backward: bool, **constants: Any
+) -> None:
     """Run a kernel of exponentials: float32 matrices of moderate norm in their own precision, the rest in float64."""
+    todo = np.ones(blocks, np.int8)
     schemes = [kernel_scheme(dtype, "float64", width)]
     if dtype == "float32":
         # The errors of many values add up along a product of them; those of gradients do not.
         schemes = [kernel_scheme(dtype, "float32", width, 8.0 if backward else 2.5), *schemes]
     for scheme in schemes:
-        if operands.todo.any():
-            blocks = len(operands.todo)
-            launch(build, blocks, operands, dtype=dtype, width=width, scheme=scheme, backward=backward, **constants)
+        if todo.any():
+            given = BlockOperands(operands, todo)
+            launch(build, blocks, given, dtype=dtype, width=width, scheme=scheme, backward=backward, **constants)
 
 
-def run_kernel(generator: Tensor, direction: Tensor | None) -> Tensor:
+def run_cpu(generator: Tensor, direction: Tensor | None) -> Tensor:
     """exp(A) by the compiled kernel for `generator` A [.., P, P], or L(A^T, G) for the cotangent `direction` G."""
     width, dtype = generator.shape[-1], str(generator.dtype).removeprefix("torch.")
     out, count = allocate(generator, generator.shape), generator.numel() // (width * width)
-    operands = Operands(generator, direction, out, to_do(-(-count // LANES)), count)
-    launch_schemes(build_expm, operands, dtype=dtype, width=width, backward=direction is not None)
+    operands = Operands(generator, direction, out, count)
+    launch_schemes(build_expm, operands, -(-count // LANES), dtype=dtype, width=width, backward=direction is not None)
     return out
 
 
-def run_card(generator: Tensor, direction: Tensor | None) -> Tensor:
-    """The same as `run_kernel` by the kernel for cards; what is not finite stays so, since a look would stall the card."""
-    out, width, scheme = generator.new_empty(generator.shape), generator.shape[-1], CARD[generator.dtype]
-    constants = {"P": width, "FRECHET": direction is not None, "DEGREE": scheme.degree, "THETA": scheme.theta}
-    operands = {"generator": generator, "direction": direction, "out": out}
-    launch_items("expm", generator.numel() // width**2, operands, **constants)
+def gpu_configs(width: int) -> tuple[Config, ...]:
+    """Matrices and warps of one program: all products of a row and a column at once, 32 or fewer numbers in a lane."""
+    products = (1 << (width - 1).bit_length()) ** 3
+    items, warps = max(1, 1024 // products), max(1, products // 1024)
+    return tuple(Config((("BM", size),), warps) for size in sorted({items, max(1, items // 2)}))
+
+
+def run_gpu(generator: Tensor, direction: Tensor | None) -> Tensor:
+    """The same as `run_cpu` by the GPU kernel; what is not finite stays so."""
+    import triton.language as tl
+
+    from shippo_ssm.actions._expm_triton import expm as kernel
+
+    out, width, scheme = generator.new_empty(generator.shape), generator.shape[-1], GPU_SCHEMES[generator.dtype]
+    count = generator.numel() // width**2
+    arguments = {
+        "generator": generator.contiguous(), "direction": None if direction is None else direction.contiguous(), "out": out,
+        "count": count, "P": width, "FRECHET": direction is not None, "DEGREE": scheme.degree, "THETA": scheme.theta,
+        "DTYPE": tl.float64 if generator.dtype == torch.float64 else tl.float32,
+    }  # fmt: skip
+    launch_gpu(kernel, lambda sizes: (-(-count // sizes["BM"]),), arguments, gpu_configs(width))
     return out
 
 
-@torch.library.custom_op("shippo::expm", mutates_args=())
+@custom_op("shippo::expm")
 def expm_op(generator: Tensor, backend: str) -> Tensor:
     """exp(generator) as one op; `backend` is resolved already."""
     if backend == "triton":
-        return run_card(generator, None)
-    return run_kernel(generator, None) if backend == "fused" else scale_and_square(generator, None)
+        return run_gpu(generator, None)
+    return run_cpu(generator, None) if backend == "fused" else scale_and_square(generator, None)
 
 
-@torch.library.custom_op("shippo::expm_frechet", mutates_args=())
+@custom_op("shippo::expm_frechet")
 def frechet_op(generator: Tensor, direction: Tensor, backend: str) -> Tensor:
     """L(generator, direction), the derivative of exp at `generator` along `direction`."""
     # The kernels take the derivative at the transpose of what they read, which is what a gradient hands over.
     if backend == "triton":
-        return run_card(generator.mT, direction)
+        return run_gpu(generator.mT, direction)
     if backend == "fused":
-        return run_kernel(generator.mT, direction)
+        return run_cpu(generator.mT, direction)
     return scale_and_square(generator, direction)
-
-
-@expm_op.register_fake
-def _(generator: Tensor, backend: str) -> Tensor:
-    return torch.empty_like(generator, memory_format=torch.contiguous_format)
-
-
-@frechet_op.register_fake
-def _(generator: Tensor, direction: Tensor, backend: str) -> Tensor:
-    return torch.empty_like(generator, memory_format=torch.contiguous_format)
 
 
 def _save(ctx, inputs, output) -> None:
@@ -265,23 +260,22 @@ def _frechet_backward(ctx, grad: Tensor):
     zero = torch.zeros_like(generator)
     block = torch.cat([torch.cat([generator, direction], -1), torch.cat([zero, generator], -1)], -2)
     corner = torch.nn.functional.pad(grad, (width, 0, 0, width))
-    pulled = frechet_op(block.mH, corner, choose_kernel("expm", (block,), 2 * width, 2))
+    pulled = frechet_op(block.mH, corner, choose_action("expm", (block,), 2 * width, 2))
     diagonal = pulled[..., :width, :width] + pulled[..., width:, width:]
     return diagonal, pulled[..., :width, width:], None
 
 
-expm_op.register_autograd(_expm_backward, setup_context=_save)
-frechet_op.register_autograd(_frechet_backward, setup_context=_save)
+def _register(op: Any, backward: Callable[..., Any]) -> None:
+    def batched(info: Any, in_dims: Any, *arguments: Any) -> tuple[Tensor, int]:
+        return op(*batch_first(info, in_dims, *arguments[:-1]), arguments[-1]), 0
+
+    op.register_fake(lambda generator, *_: torch.empty_like(generator, memory_format=torch.contiguous_format))
+    op.register_autograd(backward, setup_context=_save)
+    op.register_vmap(batched)
 
 
-@expm_op.register_vmap
-def _(info, in_dims, generator: Tensor, backend: str):
-    return expm_op(*batch_first(info, in_dims, generator), backend), 0
-
-
-@frechet_op.register_vmap
-def _(info, in_dims, generator: Tensor, direction: Tensor, backend: str):
-    return frechet_op(*batch_first(info, in_dims, generator, direction), backend), 0
+_register(expm_op, _expm_backward)
+_register(frechet_op, _frechet_backward)
 
 
 def expm(generator: Tensor, *, backend: str = "auto") -> Tensor:
@@ -289,20 +283,17 @@ def expm(generator: Tensor, *, backend: str = "auto") -> Tensor:
 
     Args:
         generator: A [.., P, P], floating or complex, on any device.
-        backend: "torch" (batched products), "fused" (the CPU kernel), "triton" (the card's) or "auto", which is what
-            `choose_kernel` says.
+        backend: "torch" (batched products), "fused" (the CPU kernel), "triton" (the GPU kernel) or "auto" (`choose_action`).
 
     Returns:
-        R [.., P, P] of the same dtype, accurate to a few units in the last place times the condition number of exp at A; NaN
-        where A is not finite.
+        R [.., P, P] of the same dtype, accurate to a few units in the last place times the condition number of exp at A
+        (float32 to the last place or two); NaN where A is not finite.
 
     Example:
-        >>> import torch
-        >>> from shippo_ssm.actions import expm
         >>> quarter = torch.tensor([[0.0, -1.0], [1.0, 0.0]]) * (torch.pi / 2)
         >>> expm(quarter).round().tolist()
         [[-0.0, -1.0], [1.0, -0.0]]
     """
     check_square("expm", "generator", generator)
-    kernel = choose_kernel("expm", (generator,), generator.shape[-1], 2, backend)
-    return expm_formula(generator) if kernel == "torch" and needs_torch(generator) else expm_op(generator, kernel)
+    kernel = choose_action("expm", (generator,), generator.shape[-1], 2, backend)
+    return expm_formula(generator) if kernel == "torch" and transform_reason(generator) else expm_op(generator, kernel)

@@ -1,12 +1,6 @@
-"""Factors with closed-form exponentials: the pieces of a split flow, each exp(coef G) acting on the right of a state
-[.., N, P].
+"""Factors with closed-form exponentials: the pieces of a split flow, each exp(coef G) acting on the right of a state.
 
-    Diagonal(width, i)     G = e_i e_i^T              scales column i by exp(coef)                      O(N)
-    Rotation(width, i, j)  G = e_j e_i^T - e_i e_j^T  turns columns i and j by the angle coef           O(N)
-    Shear(width, i, j)     G = e_i e_j^T              adds coef times column i to column j              O(N)
-    RankOne(u, v)          G = u v^T                  adds phi(coef v.u) coef (state u) v^T             O(N P)
-
-where phi(k) = (e^k - 1) / k. All P diagonals together are the paper's diagonal scaling, O(N P).
+A factor costs O(N) for a state [.., N, P], a rank-one factor O(N P).
 """
 
 from __future__ import annotations
@@ -22,24 +16,19 @@ from shippo_ssm.actions.base import Factor
 
 
 def check_index(name: str, index: int, width: int) -> int:
-    """Raise where an index is not a channel of a group of this width."""
     if isinstance(index, bool) or not isinstance(index, int) or not 0 <= index < width:
         raise ValueError(f"factor: `{name}` is {index!r}; expected a channel, an integer in 0..{width - 1}")
     return index
 
 
 def check_pair(width: int, i: int, j: int) -> tuple[int, int]:
-    """Raise where (i, j) is not a pair of different channels."""
     if check_index("i", i, width) == check_index("j", j, width):
         raise ValueError(f"factor: `i` and `j` are {i} both; expected two different channels")
     return i, j
 
 
 def phi(kappa: Tensor) -> Tensor:
-    """(e^k - 1) / k, equal to 1 at k = 0, with derivatives of the same quality.
-
-    Near zero, where autograd of expm1(k) / k would cancel, the Taylor series takes over.
-    """
+    """(e^k - 1) / k, equal to 1 at k = 0; near zero, where autograd of expm1(k) / k would cancel, by its Taylor series."""
     small = kappa.abs() < 0.5
     near = torch.where(small, kappa, torch.zeros_like(kappa))
     far = torch.where(small, torch.ones_like(kappa), kappa)
@@ -50,7 +39,6 @@ def phi(kappa: Tensor) -> Tensor:
 
 
 def elementary(width: int, entries: dict[tuple[int, int], float]) -> Tensor:
-    """The matrix [P, P] with these entries and zeros elsewhere."""
     out = torch.zeros(width, width)
     for place, value in entries.items():
         out[place] = value
@@ -62,7 +50,6 @@ class Diagonal(Factor):
     """exp(coef e_i e_i^T): scale column i by exp(coef).
 
     Example:
-        >>> from shippo_ssm.actions import Diagonal
         >>> Diagonal(2, 0).dense(0.0).tolist()
         [[1.0, 0.0], [0.0, 1.0]]
     """
@@ -85,8 +72,6 @@ class Rotation(Factor):
     """exp(coef (e_j e_i^T - e_i e_j^T)): columns (i, j) times [[cos, -sin], [sin, cos]].
 
     Example:
-        >>> import math
-        >>> from shippo_ssm.actions import Rotation
         >>> Rotation(2, 0, 1).dense(math.pi).round().tolist()
         [[-1.0, 0.0], [-0.0, -1.0]]
     """
@@ -111,7 +96,6 @@ class Shear(Factor):
     """exp(coef e_i e_j^T) = I + coef e_i e_j^T: add coef times column i to column j.
 
     Example:
-        >>> from shippo_ssm.actions import Shear
         >>> Shear(2, 0, 1).dense(3.0).tolist()
         [[1.0, 3.0], [0.0, 1.0]]
     """
@@ -133,13 +117,7 @@ class Shear(Factor):
 class RankOne(Factor):
     """exp(coef u v^T) = I + phi(coef v.u) coef u v^T, with phi(k) = (e^k - 1) / k and phi(0) = 1.
 
-    Args:
-        u: [P].
-        v: [P].
-
     Example:
-        >>> import torch
-        >>> from shippo_ssm.actions import RankOne
         >>> RankOne(torch.tensor([1.0, 0.0]), torch.tensor([0.0, 1.0])).dense(2.0).tolist()
         [[1.0, 2.0], [0.0, 1.0]]
     """

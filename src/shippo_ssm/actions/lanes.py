@@ -1,14 +1,10 @@
-"""Right actions inside another kernel: LANES groups of a token at a time, one per SIMD lane.
-
-A family says in `RightAction.inline` which of the maps below computes it; the kernel that holds the map fills in coordinates
-and steps and finds the matrices. A family that says nothing hands over its matrices, made by `dense`.
-"""
+"""Right actions inside another kernel: LANES groups of a token at a time, for families that declare an `inline` kernel."""
 
 from __future__ import annotations
 
-from shippo_ssm.actions._expm_kernels import expm_lanes
-from shippo_ssm.actions._rotation_kernels import rotation_lanes
-from shippo_ssm.actions._split_kernels import split_lanes
+from shippo_ssm.actions._exponential_cpu import expm_lanes
+from shippo_ssm.actions._rotation_cpu import rotation_lanes
+from shippo_ssm.actions._split_cpu import split_lanes
 from shippo_ssm.actions.base import Inline
 from shippo_ssm.actions.expm import kernel_scheme
 from shippo_ssm.engine import LaneMap

@@ -1,62 +1,21 @@
-"""The split product R = D_0 .. D_{P-1} Rot_01 Rot_02 .. Shear_01 Shear_02 .. from coordinates [.., K] and steps [..].
-
-Data path. `coefficients` turns coordinates into the coefficient of every factor; `apply_factors` carries columns
-through the factors one after the other, in torch, differentiable to any order. `split_op` is the same map as one
-compiled CPU op with a compiled gradient.
-"""
+"""The split product R = D_0 .. D_{P-1} Rot_01 Rot_02 .. Shear_01 Shear_02 .. and its family; the kernel is `_split_cpu.py`."""
 
 from __future__ import annotations
 
-import itertools
-import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from functools import partial
-from typing import Any
+from typing import final
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
 from shippo_ssm._dtypes import compute_dtype
-from shippo_ssm.actions._split_kernels import build_split
-from shippo_ssm.actions.base import Factor
-from shippo_ssm.actions.factors import Diagonal, Rotation, Shear
+from shippo_ssm.actions._split_cpu import build_split
+from shippo_ssm.actions.base import Inline, broadcast, check_state
+from shippo_ssm.actions.factored import Factored, apply_factors, coefficients, identity_columns, make_factors
 from shippo_ssm.actions.kernels import coordinate_op
+from shippo_ssm.dispatch import MAX_ACTION_WIDTH, choose_action
 from shippo_ssm.engine import launch
-
-
-def channel_pairs(width: int) -> list[tuple[int, int]]:
-    """The pairs i < j of channels, in the order of the product."""
-    return list(itertools.combinations(range(width), 2))
-
-
-def make_factors(width: int, sizes: Sequence[int]) -> list[Factor]:
-    """The factors without parameters, in the order of the product; `sizes` counts diagonals, rotations and shears."""
-    out: list[Factor] = [Diagonal(width, i) for i in range(sizes[0])]
-    out += [Rotation(width, i, j) for i, j in channel_pairs(width)[: sizes[1]]]
-    return out + [Shear(width, i, j) for i, j in channel_pairs(width)[: sizes[2]]]
-
-
-def coefficients(coords: Tensor, step: Tensor, num_diagonal: int) -> Tensor:
-    """The coefficient of every factor, [.., K]: step coords, and -step softplus(coords) on the diagonal."""
-    dtype = compute_dtype(coords.dtype)
-    coords, step = coords.to(dtype), step.to(dtype).unsqueeze(-1)
-    decay = (step * F.softplus(coords[..., :num_diagonal])).clamp_max(largest_decay(dtype))
-    return torch.cat([-decay, step * coords[..., num_diagonal:]], -1)
-
-
-def apply_factors(columns: Sequence[Tensor], factors: Iterable[Factor], coef: Tensor) -> Tensor:
-    """state exp(c_0 G_0) exp(c_1 G_1) .. for the columns [.., N] of a state and coefficients [.., K]."""
-    columns = list(columns)
-    for factor, weight in zip(factors, coef.unsqueeze(-2).unbind(-1)):
-        columns = factor.act_columns(columns, weight)
-    return torch.stack(torch.broadcast_tensors(*columns), -1)
-
-
-def identity_columns(width: int, coef: Tensor) -> Sequence[Tensor]:
-    """The columns of the identity, one matrix per leading index of the coefficients."""
-    eye = torch.eye(width, dtype=coef.dtype, device=coef.device)
-    return eye.expand(*coef.shape[:-1], width, width).unbind(-1)
 
 
 def shear_shrink(coef: Tensor) -> Tensor:
@@ -72,14 +31,109 @@ def split_product(coords: Tensor, step: Tensor, width: int, sizes: Sequence[int]
     return (right * shear_shrink(coef[..., counts[0] + counts[1] :]) if bounded else right).to(coords.dtype)
 
 
-def largest_decay(dtype: torch.dtype) -> float:
-    """Where step softplus(d) is cut, so that R stays invertible in floating point."""
-    return 0.9 * math.log(torch.finfo(dtype).max)
+split_op = coordinate_op("split_flow", partial(launch, build_split), split_product)
 
 
-def _card_constants(dtype: torch.dtype, sizes: Sequence[int]) -> dict[str, Any]:
-    names: dict[str, Any] = dict(zip(("DIAGONALS", "ROTATIONS", "SHEARS"), sizes))
-    return names | {"LIMIT": largest_decay(dtype), "TERMS": 8 if dtype == torch.float32 else 18}
+@final
+class SplitFlow(Factored):
+    """R = D_0 .. D_{P-1} Rot_{01} Rot_{02} .. Shear_{01} Shear_{02} .. Rank_0 Rank_1 .., multiplied from left to right.
 
+    The coordinates, in the order of the product, each multiplied by the step:
 
-split_op = coordinate_op("split_flow", partial(launch, build_split), split_product, ("split", _card_constants))
+        d[i]        D_i = exp(-step softplus(d[i]) e_i e_i^T), so the diagonal only shrinks: its entries lie in (0, 1]
+        theta[i,j]  Rot_ij = exp(step theta[i,j] (e_j e_i^T - e_i e_j^T)), i < j
+        eta[i,j]    Shear_ij = exp(step eta[i,j] e_i e_j^T), i < j
+        zeta[l]     Rank_l = exp(step zeta[l] p_l q_l^T) with learnable p, q [rank, P]
+
+    which are 16 for width 4 and rank 0. Applied to a state, D_0 acts first. Zero coordinates are the identity except on the
+    diagonal; `init_coordinates` starts near the identity. step softplus(d) is cut at 0.9 log(largest number of the dtype), so
+    that R stays invertible. Diagonals and rotations never lengthen a row; a shear by c does by at most exp(asinh(|c| / 2)).
+    `growth_bound` multiplies these, and `bounded` divides R by them: then ||R||_2 <= 1 for every input.
+
+    Args:
+        width: P.
+        diagonal, rotations, shears: which kinds of factors take part.
+        rank: number of rank-one factors.
+        bounded: divide by the bound of the shears; not with rank-one factors.
+
+    Example:
+        >>> flow = SplitFlow(4)
+        >>> flow.num_coordinates, flow.coordinates[4]
+        (16, 'theta[0,1]')
+        >>> flow.dense(torch.zeros(2, 7, 16), torch.ones(2, 7)).shape
+        torch.Size([2, 7, 4, 4])
+    """
+
+    # Rank-one factors may overflow before their norm could be divided out.
+    bounds_rank_one = False
+
+    @property
+    def inline(self) -> Inline | None:
+        if self.p is not None or self.width > MAX_ACTION_WIDTH:
+            return None
+        return Inline("split", self.sizes, bounded=self.bounded)
+
+    def dense(self, coords: Tensor, step: Tensor | float, *, backend: str = "auto") -> Tensor:
+        """R [.., P, P].
+
+        Args:
+            coords: [.., K].
+            step: [..], >= 0, broadcast with the leading shape of coords.
+            backend: "torch", "fused" (the CPU kernel) or "auto", as `dispatch.choose_action` says.
+        """
+        step = self.check(coords, step)
+        if choose_action("SplitFlow", (coords, step), self.width, 1, backend, gpu=False) == "torch":
+            coef = self.coefficients(coords, step)
+            right = apply_factors(identity_columns(self.width, coef), self.factors, coef).to(coords.dtype)
+            return (right * self._shrink(coords, step)).to(coords.dtype) if self.bounded else right
+        coords, step = broadcast(coords, step)
+        inner = sum(self.sizes)
+        right = split_op(coords[..., :inner], step, self.width, (*self.sizes, int(self.bounded)))
+        if self.p is None:
+            return right
+        return apply_factors(right.unbind(-1), self.rank_one_factors(), step.unsqueeze(-1) * coords[..., inner:])
+
+    def act(self, state: Tensor, coords: Tensor, step: Tensor | float) -> Tensor:
+        check_state(self, state)
+        step = self.check(coords, step)
+        coef = self.coefficients(coords, step)
+        moved = apply_factors(state.to(coef.dtype).unbind(-1), self.factors, coef)
+        return (moved * self._shrink(coords, step) if self.bounded else moved).to(state.dtype)
+
+    def inverse(self, coords: Tensor, step: Tensor | float) -> Tensor:
+        """R^{-1}: the inverse factors in the opposite order, each in closed form."""
+        step = self.check(coords, step)
+        coef = self.coefficients(coords, step)
+        back = apply_factors(identity_columns(self.width, coef), self.factors[::-1], -coef.flip(-1))
+        return (back / self._shrink(coords, step) if self.bounded else back).to(coords.dtype)
+
+    def generator(self, coords: Tensor) -> Tensor:
+        """A = -Diag(softplus(d)) + sum theta Omega + sum eta N + sum zeta p q^T; bounded, minus I sum |eta| / 2."""
+        whole = self.matrix(coords)
+        if not self.bounded:
+            return whole
+        rate = 0.5 * self._eta(coords).abs().sum(-1)
+        return whole - rate[..., None, None] * torch.eye(self.width, dtype=whole.dtype, device=whole.device)
+
+    @property
+    def stable(self) -> bool:
+        return self.bounded or (not self.sizes[2] and self.p is None)
+
+    def growth_bound(self, coords: Tensor, step: Tensor | float) -> Tensor:
+        """exp(-min_i step softplus(d_i)) times the norms of the shears; with rank-one factors the norm itself."""
+        if self.p is not None:
+            return super().growth_bound(coords, step)
+        step = self.check(coords, step)
+        shrink = self._shrink(coords, step)[..., 0, 0]
+        kept = self.coefficients(coords, step)[..., : self.sizes[0]]
+        bound = kept.amax(-1).exp() if self.sizes[0] else torch.ones_like(shrink)
+        return bound if self.bounded else bound / shrink
+
+    def _eta(self, coords: Tensor) -> Tensor:
+        start = self.sizes[0] + self.sizes[1]
+        return coords[..., start : start + self.sizes[2]]
+
+    def _shrink(self, coords: Tensor, step: Tensor) -> Tensor:
+        """One over the product of the norms of the shears, [.., 1, 1]."""
+        dtype = compute_dtype(coords.dtype)
+        return shear_shrink(self._eta(coords).to(dtype) * step.to(dtype).unsqueeze(-1))

@@ -1,4 +1,4 @@
-"""What a set of right actions can do: their finest common block form, the banks it gives, and the audit of a model."""
+"""What a set of right actions can do: its finest common block form, the banks of that form, and the audit of a model."""
 
 from __future__ import annotations
 

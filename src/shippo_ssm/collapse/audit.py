@@ -1,17 +1,12 @@
-"""What the right actions of a model really do: block sizes, commutators and effective rank, per layer and group.
+"""The realised right actions of a model: block sizes, commutators and effective rank, per layer and group.
 
-Data path. Every mixer inside the model is watched while the model runs once, without gradients, on the given inputs; what its
-`right_actions(u)` gives for its own input u are its realised actions R_t, B T of them per group. Each set goes through
-`collapse` and these measures:
+Hooks collect R_t = `right_actions(u)` of every mixer, B T actions per group, for `collapse` and, with the moves A = R - I,
 
     commutator           root mean square of ||R_s R_t - R_t R_s||_F over all pairs (s, t)
-    relative commutator  the same over the mean of ||A||_F^2, A = R - I: how far the moves are from commuting, whatever
-                         their size
-    effective rank       exp(entropy) of the shares of the squared singular values of the moves A as rows [B T, P^2]: the
-                         number of directions that the actions use, 0 when all of them are the identity
+    relative commutator  the same over the mean of ||A||_F^2
+    effective rank       exp(entropy) of the shares of the squared singular values of the moves as rows [B T, P^2]
 
-The mean over pairs is exact: with K the map X -> (R_t X - X R_t)_t and C = sum vec(R) vec(R)^T it is
-tr(K^T K C) / (B T)^2.
+With K the map X -> (R_t X - X R_t)_t and C = sum vec(R) vec(R)^T, the mean over all pairs is exactly tr(K^T K C) / (B T)^2.
 """
 
 from __future__ import annotations
@@ -53,7 +48,7 @@ def commutator_norm(actions: Array) -> float:
 
 
 def effective_rank(moves: Array) -> float:
-    """exp(entropy) of the shares of the squared singular values of the moves as rows; 0 if there are none."""
+    """exp(entropy) of the shares of the squared singular values of the moves as rows; 0 if all moves are 0."""
     values = np.linalg.svd(moves.reshape(len(moves), -1), compute_uv=False) ** 2
     total = values.sum()
     if total == 0.0:
@@ -63,10 +58,10 @@ def effective_rank(moves: Array) -> float:
 
 
 def audit(layer: str, group: int, actions: Tensor, tol: float | None) -> ActionRow:
-    """One row of the report, for the actions [M, P, P] of one group."""
+    """The row of the actions [M, P, P] of one group."""
     family, _ = as_family(actions)
     moves = family - np.eye(family.shape[-1])
-    # The identity commutes with everything, so the commutators are those of the moves, which keep more digits.
+    # The commutators of R and of R - I agree; those of R - I keep more digits.
     commutator, size = commutator_norm(moves), float((moves**2).sum()) / len(moves)
     reduction = collapse(actions, tol)
     return ActionRow(
@@ -82,21 +77,10 @@ def audit(layer: str, group: int, actions: Tensor, tol: float | None) -> ActionR
     )
 
 
-def run_once(model: nn.Module, inputs: Any) -> None:
-    if isinstance(inputs, Mapping):
-        model(**inputs)
-    elif isinstance(inputs, Sequence) and not isinstance(inputs, Tensor):
-        model(*inputs)
-    else:
-        model(inputs)
-
-
 def realised_actions(model: nn.Module, inputs: Any) -> dict[str, Tensor]:
-    """The right actions R [B T, G, P, P] of every mixer that has them, in the order in which the mixers first run.
+    """The right actions R [B T, G, P, P] of every mixer of a model that has them, in the order of their first run.
 
-    Args:
-        model: a module that is, or contains, mixers; it runs once, in evaluation mode, without gradients.
-        inputs: what the model is called with, as in `collapse_of_model`.
+    The model runs once, in evaluation mode, without gradients, on `inputs` as in `collapse_of_model`.
     """
     watched = {name or type(model).__name__: module for name, module in model.named_modules() if isinstance(module, Mixer)}
     found: dict[str, list[Tensor]] = defaultdict(list)
@@ -109,12 +93,13 @@ def realised_actions(model: nn.Module, inputs: Any) -> dict[str, Tensor]:
 
         return hook
 
+    args, kwargs = ((), inputs) if isinstance(inputs, Mapping) else (inputs if isinstance(inputs, Sequence) else (inputs,), {})
     handles = [module.register_forward_pre_hook(watch(name), with_kwargs=True) for name, module in watched.items()]
     training = {module: module.training for module in model.modules()}
     model.eval()
     try:
         with torch.no_grad():
-            run_once(model, inputs)
+            model(*args, **kwargs)
     finally:
         for handle in handles:
             handle.remove()
@@ -128,7 +113,7 @@ def collapse_of_model(model: nn.Module, inputs: Any, *, tol: float | None = None
 
     Args:
         model: a module that is, or contains, mixers with right actions.
-        inputs: what the model is called with: a tensor, a sequence of positional or a mapping of keyword arguments.
+        inputs: a tensor, a sequence of positional arguments or a mapping of keyword arguments.
         tol: noise in the actions relative to their norm, as in `collapse`.
 
     Returns:
@@ -145,7 +130,7 @@ def collapse_of_model(model: nn.Module, inputs: Any, *, tol: float | None = None
     found = realised_actions(model, inputs)
     if not found:
         raise ValueError(
-            f"collapse_of_model: `model` is a {type(model).__name__} without right actions; expected a layer that has them, or "
-            "a model made of such layers; give a Shippo layer with a right action"
+            f"collapse_of_model: `model` is a {type(model).__name__} without right actions; expected a Shippo layer with a "
+            "right action, or a model of such layers"
         )
     return [audit(name, group, own, tol) for name, actions in found.items() for group, own in enumerate(actions.unbind(1))]

@@ -1,9 +1,7 @@
-"""From a collapsed recurrence to its independent banks, and back.
+"""The independent banks of a collapsed recurrence.
 
-With Q the basis of a reduction, H~_t = H_t Q follows H~_t = L_t H~_{t-1} (Q^{-1} R_t Q) + b_t (Q^T x_t)^T, and the
-middle matrix is block diagonal: the columns of each block are a recurrence of their own. `bank` makes these
-recurrences, one per block of width P_i, with values [.., P_i] and right actions [.., P_i, P_i]; write, read, step and
-drift are shared. Outputs and states of the banks come back by the inverse of Q.
+With Q the basis of a reduction, H~_t = H_t Q follows H~_t = L_t H~_{t-1} (Q^{-1} R_t Q) + b_t (Q^T x_t)^T, whose right action
+is block diagonal: each block of width P_i is a recurrence of its own. Write, read, step and drift are shared.
 """
 
 from __future__ import annotations
@@ -15,14 +13,14 @@ from typing import overload
 import torch
 from torch import Tensor
 
-from shippo_ssm.actions.families import Lie
+from shippo_ssm.actions import Lie
 from shippo_ssm.collapse.reduction import Reduction
 from shippo_ssm.scan import Recurrence
 
 
 @dataclass(frozen=True, slots=True)
 class Banks:
-    """Independent recurrences, one per block, and the way between their coordinates and those of the whole."""
+    """Independent recurrences, one per block, and the maps between their coordinates and those of the whole."""
 
     recurrences: tuple[Recurrence, ...]
     basis: Tensor
@@ -30,11 +28,11 @@ class Banks:
     blocks: tuple[int, ...]
 
     def split(self, rows: Tensor) -> tuple[Tensor, ...]:
-        """Carry states or values [.., P] into the banks: the blocks [.., P_i] of `rows Q`."""
+        """The blocks [.., P_i] of `rows Q` for states or values [.., P]."""
         return (rows @ self.basis).split(self.blocks, -1)
 
     def join(self, parts: Sequence[Tensor]) -> Tensor:
-        """Carry outputs or states [.., P_i] of the banks back: [.., P] = concatenation Q^{-1}."""
+        """Outputs or states [.., P_i] of the banks back in one: [.., P] = concatenation Q^{-1}."""
         widths = tuple(part.shape[-1] for part in parts)
         if widths != self.blocks:
             raise ValueError(f"Banks: `parts` have widths {widths}; expected {self.blocks}, the widths of the blocks")
@@ -42,12 +40,12 @@ class Banks:
 
 
 def block_parts(matrices: Tensor, reduction: Reduction, name: str, tol: float | None) -> list[Tensor]:
-    """Diagonal blocks of Q^{-1} M Q for matrices [.., P, P]; raise where something is left outside them."""
+    """Diagonal blocks of Q^{-1} M Q for matrices [.., P, P]; raise if more than `tol` is outside them."""
     width = len(reduction.basis)
     if matrices.ndim < 2 or matrices.shape[-2:] != (width, width):
         raise ValueError(
             f"bank: `{name}` has shape {tuple(matrices.shape)}; expected [.., {width}, {width}], the width of the reduction; "
-            "take the reduction of these very actions"
+            "use the reduction of these actions"
         )
     basis = reduction.basis.to(matrices)
     carried = torch.linalg.solve(basis, matrices @ basis)
@@ -61,7 +59,7 @@ def block_parts(matrices: Tensor, reduction: Reduction, name: str, tol: float | 
     if outside > max(tol, 4.0 * torch.finfo(matrices.dtype).eps ** 0.5):
         raise ValueError(
             f"bank: `{name}` does not collapse along this reduction, {outside:.1e} of it lies outside the blocks "
-            f"{reduction.blocks}; expected at most {tol:.1e}; take the reduction of these very actions"
+            f"{reduction.blocks}; expected at most {tol:.1e}; use the reduction of these actions"
         )
     return parts
 
@@ -71,17 +69,15 @@ def bank(recurrence: Lie, reduction: Reduction, *, tol: float | None = None) -> 
 @overload
 def bank(recurrence: Sequence[Tensor], reduction: Reduction, *, tol: float | None = None) -> Banks: ...
 def bank(recurrence: Lie | Sequence[Tensor], reduction: Reduction, *, tol: float | None = None) -> Banks | tuple[Lie, ...]:
-    """Carry a collapsed recurrence, or a family of generators, into its independent banks.
+    """Split a collapsed recurrence, or a family of generators, into its independent banks.
 
     Args:
-        recurrence: (value [B, T, G, P] or [B, T, G, r, P], write, read, step, drift, right [B, T, G, P, P]), the operands of
-            `transport_scan`; or a `Lie` family, which becomes one family per block.
-        reduction: what `collapse` says of the generators or of the actions.
-        tol: what may be left outside the blocks, relative to the norm; default a hundred times the residual of the
-            reduction.
+        recurrence: (value, write, read, step, drift, right), the operands of `transport_scan`; or a `Lie` family.
+        reduction: the result of `collapse` for the generators or the actions.
+        tol: largest norm outside the blocks, relative to the whole; default 100 times the residual of the reduction.
 
     Returns:
-        `Banks` with one recurrence per block and the way back (`join`), or a tuple of `Lie` families.
+        `Banks` with one recurrence per block and the map back (`join`), or one `Lie` family per block.
 
     Example:
         >>> import torch
@@ -94,8 +90,7 @@ def bank(recurrence: Lie | Sequence[Tensor], reduction: Reduction, *, tol: float
     """
     if isinstance(recurrence, Lie):
         parts = block_parts(recurrence.generators, reduction, "generators", tol)
-        learnable = recurrence.generators.requires_grad
-        return tuple(Lie(part, learnable=learnable) for part in parts)
+        return tuple(Lie(part, learnable=recurrence.generators.requires_grad) for part in parts)
     whole = Recurrence(*recurrence)
     width = len(reduction.basis)
     if whole.right is None:

@@ -1,38 +1,25 @@
 """Collapse: the finest simultaneous block-diagonal form of a family of generators, over the reals.
 
-Data path. Generators [M, P, P] lose their multiples of the identity, which change nothing, and are replaced by a
-weighted orthogonal basis of their span. The commutant {X : X G_m = G_m X for all m} is the null space of a linear map
-on R^{P x P}; it is found from the Gram matrix [P^2, P^2] of that map and sharpened by a singular value decomposition
-on the small candidates alone.
+Splitting. The commutant {X : X G_m = G_m X for all m} is the null space of a linear map on R^{P x P}. R^P is a sum of smaller
+invariant subspaces exactly when the commutant is not a local ring. A finite dimensional real algebra is local exactly when the
+form (X, Y) -> tr(X Y) has one positive eigenvalue: nilpotents (shears alone) are its null space, and the rest is R, C or H with
+signature (1, 0), (1, 1), (1, 3). A second positive direction is a traceless X with tr(X^2) > 0, whose eigenvalues differ in
+their real parts; R^P splits along its generalised eigenspaces, grouped by real part, and each part is split again. A badly
+conditioned basis hides the commutant, so a change of basis first brings the norm of the family near its minimum (`balance`).
 
-When the commutant splits. R^P is a sum of smaller invariant subspaces exactly when the commutant is not a local ring,
-and a finite dimensional real algebra is local exactly when the symmetric form (X, Y) -> tr(X Y) on it has one
-positive eigenvalue: the radical (nilpotents, as for shears alone) is its null space, and what remains is R, C or H
-with signature (1, 0), (1, 1), (1, 3). A second positive direction is a traceless X with tr(X^2) > 0, whose
-eigenvalues therefore differ in their real parts; R^P splits along its generalised eigenspaces, grouped by real part,
-and each part is treated again until none splits. Nothing is decided by comparing eigenvalues of a defective matrix,
-and equivalent copies, scalars, complex pairs and quaternionic pairs need no special case.
-
-Balance. The basis in which the family arrives may be badly conditioned, which makes the commutant hard to see. A
-change of basis that brings the norm of the family near its minimum is made first, as long as it does not lift the
-noise too far.
-
-Tolerance. `tol` is the size of the noise in the generators relative to their norm (root of the sum of squares over
-all entries and generators). Noise of that size moves a singular value of the commutator map by at most 2 tol, in
-units where the family without its multiples of the identity has norm one. Values up to that are zero. In the balanced
-basis the noise may have grown to `level`; between 2 tol and 2 level the widest gap decides, if it is a factor of 30
-and no value is left between it and 2 level. A positive value of the form tr(X Y) must exceed what the noise can do to
-the elements of the commutant; where it neither does nor is far below, nothing is claimed. A split is accepted only if
-the generators are block diagonal in the new basis, of which each block has orthonormal columns. In all other cases
-the answer is "cannot decide"; one more look is taken at the family as if it were exact, because noise would not leave
-two generators with a common form that holds to the last digits.
+Tolerance. `tol` is the noise in the generators relative to their norm. It moves a singular value of the commutator map by at
+most 2 tol, in units where the traceless family has norm one; values up to that are zero. In the balanced basis the noise may
+have grown to `level`; between 2 tol and 2 level the widest gap decides, if it is a factor of 30 and no value remains between
+it and 2 level. A positive value of tr(X Y) must exceed the effect of the noise on the commutant. A split is accepted only if
+the generators are block diagonal in the new basis. Otherwise the answer is "cannot decide", after one more attempt with the
+family taken as exact: noise would not leave two generators with a common form that holds to the last digits.
 """
 
 from __future__ import annotations
 
 import itertools
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -42,23 +29,22 @@ from shippo_ssm.actions.base import not_finite
 
 # How far above the noise a value must lie to count as nonzero.
 MARGIN = 30.0
-# Singular values of the commutator map below this are candidates for the null space and are computed again, without squaring.
+# Singular values of the commutator map below this are candidates for the null space and are recomputed without squaring.
 CANDIDATE = 0.03
-# Real parts closer than this share of their range stay together for the moment; recursion takes them apart.
+# Real parts closer than this share of their range are split by the recursion.
 CLUSTER_GAP = 0.02
 # An element known less well than this cannot be called nilpotent.
 LARGEST_BLUR = 0.05
-# tr(X^2) of a nilpotent element of unit norm, over the blur: noise of a tenth of `tol` gives less than this.
+# Upper bound of tr(X^2) of a nilpotent element of unit norm, over the blur, for noise of a tenth of `tol`.
 NILPOTENT = 0.03
-# A family without noise is known up to this.
+# The relative error of a family without noise.
 EXACT = 1e-13
 # A split that leaves more than this outside its blocks is refused.
 LARGEST_RESIDUAL = 1e-4
-# A tolerance from here on would call anything zero.
+# A tolerance of at least this would make anything zero.
 LARGEST_TOL = 1e-2
-# Random elements of the commutant that are tried before a block counts as one that does not split.
+# Random elements of the commutant tried per block.
 TRIES = 8
-
 # Balancing stops when a step keeps more than this share of the squared norm, or lifts the noise above this share of the norm.
 GAIN = 0.95
 NOISE_CEILING = 1e-4
@@ -68,10 +54,7 @@ Array = np.ndarray[Any, np.dtype[np.float64]]
 
 @dataclass(frozen=True, slots=True)
 class Reduction:
-    """The finest simultaneous block-diagonal form that was found.
-
-    With Q = `basis`, every Q^{-1} G_m Q is block diagonal with the sizes `blocks`, up to `residual`.
-    """
+    """A block-diagonal form: with Q = `basis`, every Q^{-1} G_m Q has diagonal blocks of sizes `blocks`, up to `residual`."""
 
     basis: Tensor
     """Q [P, P], float64; the columns of one block are orthonormal."""
@@ -82,7 +65,7 @@ class Reduction:
     irreducible: bool
     """Decided, and there is one block: the family couples all channels in every basis."""
     decided: bool
-    """False where the numbers leave no gap; `blocks` is then a valid form, but a finer one is neither found nor excluded."""
+    """False if there is no clear gap: `blocks` is then valid, but a finer form is not excluded."""
 
     @property
     def status(self) -> str:
@@ -98,8 +81,7 @@ class Reduction:
         return tuple(slice(int(end) - size, int(end)) for size, end in zip(self.blocks, ends))
 
 
-@dataclass(frozen=True, slots=True)
-class Commutant:
+class Commutant(NamedTuple):
     """Orthonormal basis [d, P, P] of the traceless commutant, and whether its dimension is certain."""
 
     elements: Array
@@ -111,18 +93,15 @@ class Commutant:
 
 
 def traceless(matrices: Array) -> Array:
-    """Remove from each matrix its multiple of the identity."""
+    """The matrices without their multiples of the identity."""
     width = matrices.shape[-1]
-    trace = np.trace(matrices, axis1=-2, axis2=-1)
-    return matrices - trace[:, None, None] / width * np.eye(width)
+    return matrices - np.trace(matrices, axis1=-2, axis2=-1)[:, None, None] / width * np.eye(width)
 
 
 def compress(matrices: Array) -> Array:
-    """At most P^2 matrices with the same sum of G (x) G, which is all that the commutant depends on."""
+    """At most P^2 matrices with the same sum of G (x) G, which determines the commutant."""
     width = matrices.shape[-1]
-    if len(matrices) <= width**2:
-        return matrices
-    triangle: Any = np.linalg.qr(matrices.reshape(len(matrices), -1), mode="r")
+    triangle: Any = np.linalg.qr(matrices.reshape(len(matrices), -1), mode="r") if len(matrices) > width**2 else matrices
     return triangle.reshape(-1, width, width)
 
 
@@ -147,10 +126,8 @@ def symmetric_power(matrix: Array, exponent: float) -> Array:
 def balance(matrices: Array, noise: float) -> tuple[Array, float]:
     """S [P, P] that makes the norm of S^{-1} G_m S small, and the noise relative to that norm.
 
-    The norm is smallest where A = sum G G^T equals B = sum G^T G, and there the commutant of a semisimple family
-    contains the transposes of its elements, so that a badly conditioned hidden basis no longer blurs it. A step takes
-    S S^T to the geometric mean of A and B^{-1}. Steps stop when they gain little or would lift the noise above
-    NOISE_CEILING.
+    The norm is smallest where A = sum G G^T equals B = sum G^T G. A step moves S S^T to the geometric mean of A and B^{-1};
+    steps stop when they gain little or would raise the noise above NOISE_CEILING.
     """
     width = matrices.shape[-1]
     frame, size = np.eye(width), (matrices**2).sum()
@@ -158,7 +135,7 @@ def balance(matrices: Array, noise: float) -> tuple[Array, float]:
     shares = [1.0, 0.5, 0.25]
     while shares:
         left, right = products(matrices)
-        # A floor keeps the step finite where a family is nilpotent and has no balanced form at all.
+        # A floor keeps the step finite for a nilpotent family, which has no balanced form.
         floor = 1e-3 * size / width * np.eye(width)
         root, inverse = symmetric_power(right + floor, 0.5), symmetric_power(right + floor, -0.5)
         mean = inverse @ symmetric_power(root @ (left + floor) @ root, 0.5) @ inverse
@@ -186,15 +163,13 @@ def commutator_gram(matrices: Array) -> Array:
 
 
 def commutant(matrices: Array, floor: float, ceiling: float) -> Commutant:
-    """The traceless matrices that commute with all of a traceless family of unit norm.
-
-    `floor` is the relative noise as given, `ceiling` as it may have grown in the balanced basis.
-    """
+    """The traceless matrices that commute with a traceless family of unit norm, for relative noise `floor` as given and
+    `ceiling` in the balanced basis."""
     from scipy.linalg import eigh
 
     width = matrices.shape[-1]
     gram = commutator_gram(matrices)
-    # The identity always commutes: lifting it out of the null space leaves the traceless part.
+    # The identity always commutes: move it out of the null space.
     eye = np.eye(width).reshape(-1) / np.sqrt(width)
     gram += np.outer(eye, eye) * 4.0
     _, candidates = eigh(gram, subset_by_value=(-np.inf, CANDIDATE**2), driver="evr")
@@ -213,21 +188,15 @@ def commutant(matrices: Array, floor: float, ceiling: float) -> Commutant:
 
 
 def widest_gap(values: Array, floor: float, ceiling: float) -> tuple[float, bool]:
-    """The largest singular value that counts as zero, and whether a clear gap lies above it.
-
-    Values up to `floor` are zero, values above `ceiling` are not; between them the widest gap, as a ratio, decides,
-    and a value that is left between the gap and `ceiling` is a doubt.
-    """
+    """The largest singular value that counts as zero, and whether a clear gap is above it: values up to `floor` are zero,
+    above `ceiling` they are not, between them the widest gap decides, as a ratio."""
     steps = [floor, *sorted(value for value in values if value > floor), max(CANDIDATE, MARGIN * ceiling)]
     ratio, edge = max((high / low, low) for low, high in itertools.pairwise(steps) if low <= ceiling)
     return edge, bool(ratio >= MARGIN and not any(edge < value <= ceiling for value in steps))
 
 
 def invariant_subspaces(element: Array, widest: bool) -> list[Array]:
-    """Orthonormal bases of the generalised eigenspaces of `element`, grouped by real part.
-
-    Groups are cut at every clear gap (`widest` false) or at the widest gap only.
-    """
+    """Orthonormal bases of the generalised eigenspaces of `element`, grouped by real part: at clear gaps or the `widest`."""
     from scipy.linalg import get_lapack_funcs, schur
 
     schur_form: Any = schur(element, output="real")
@@ -249,19 +218,15 @@ def invariant_subspaces(element: Array, widest: bool) -> list[Array]:
 
 def off_block(matrices: Array, basis: Array, sizes: list[int]) -> float:
     """Largest norm of a Q^{-1} G_m Q outside the blocks, over the largest norm of a Q^{-1} G_m Q."""
-    carried = carry(matrices, basis)
-    mask = np.ones(basis.shape)
-    start = 0
-    for size in sizes:
-        mask[start : start + size, start : start + size] = 0.0
-        start += size
+    carried, block = carry(matrices, basis), np.repeat(np.arange(len(sizes)), sizes)
+    mask = block[:, None] != block
     whole = np.sqrt((carried**2).sum((-2, -1)).max())
     outside = np.sqrt(((carried * mask) ** 2).sum((-2, -1)).max())
     return float(outside / whole) if whole > 0 else 0.0
 
 
 def split_in_frame(matrices: Array, frame: Array, floor: float, ceiling: float) -> tuple[list[Array] | None, bool]:
-    """Bases of a decomposition of R^P under a traceless family, looked for in the basis `frame`; None where there is none."""
+    """Bases of a decomposition of R^P under a traceless family, searched in the basis `frame`, or None."""
     width = matrices.shape[-1]
     family = carry(matrices, frame)
     ring = commutant(family / np.sqrt((family**2).sum()), floor, ceiling)
@@ -288,7 +253,7 @@ def split_once(matrices: Array, noise: float) -> tuple[list[Array] | None, bool]
     if width == 1:
         return None, True
     if norm <= MARGIN * noise:
-        # Multiples of the identity up to noise: every basis will do.
+        # Multiples of the identity up to noise: every basis is valid.
         return ([np.eye(width)[:, [i]] for i in range(width)], True) if norm <= 2.0 * noise else (None, False)
     frame, level = balance(matrices, noise)
     return split_in_frame(matrices, frame, min(noise / norm, level), level)
@@ -312,7 +277,7 @@ def decompose(matrices: Array, noise: float) -> tuple[list[Array], bool]:
 
 
 def as_family(generators: Tensor | Array) -> tuple[Array, float | None]:
-    """Generators as float64 [M, P, P] and the tolerance that suits their dtype; `None` where none does."""
+    """Generators as float64 [M, P, P] and the default tolerance of their dtype; `None` for half precision."""
     default = 1e-7
     if isinstance(generators, Tensor):
         if generators.dtype in (torch.float32, torch.float16, torch.bfloat16):
@@ -321,11 +286,8 @@ def as_family(generators: Tensor | Array) -> tuple[Array, float | None]:
         generators = generators.detach().cpu() if generators.is_complex() else generators.detach().cpu().double()
     try:
         given = np.asarray(generators)
-        if np.iscomplexobj(given):
-            raise ValueError("complex")
-        given = given.astype(np.float64)
+        given = given.astype(np.float64, casting="unsafe" if given.dtype == object else "same_kind")
     except (TypeError, ValueError):
-        # The blocks are over the reals; a complex number is a 2 x 2 matrix there.
         raise ValueError(
             f"collapse: `generators` is {generators!r:.60}; expected real matrices [M, P, P] of one size; stack them, "
             "and write complex entries as 2 x 2 blocks"
@@ -342,15 +304,12 @@ def as_family(generators: Tensor | Array) -> tuple[Array, float | None]:
 def collapse(generators: Tensor | Array, tol: float | None = None) -> Reduction:
     """The finest basis Q in which all Q^{-1} G_m Q are block diagonal with the same blocks, over the reals.
 
-    One block means that no fixed change of channel coordinates turns the family into independent banks. An invariant
-    subspace without an invariant complement (shears alone) is not a collapse. A plane that is only rotated is one
-    block of size two.
+    One block means that no fixed change of channel coordinates gives independent banks. An invariant subspace without an
+    invariant complement (shears alone) is not a collapse. A plane that is only rotated is one block of size two.
 
     Args:
         generators: G [M, P, P]; realised actions R_t serve as well as generators.
-        tol: size of the noise in the generators, relative to their norm. Default 1e-7 for float64, 32 machine epsilons for the
-            smaller floating types. Values of the commutator map up to 2 tol are zero, above 60 tol they are not, and
-            between the two the answer is "cannot decide" (`decided` false).
+        tol: noise in the generators, relative to their norm; default 1e-7 for float64, 32 machine epsilons for float32.
 
     Returns:
         Reduction(basis, blocks, residual, irreducible, decided).
@@ -365,15 +324,15 @@ def collapse(generators: Tensor | Array, tol: float | None = None) -> Reduction:
     family, default = as_family(generators)
     if tol is None and default is None:
         raise ValueError(
-            "collapse: `generators` are in half precision, whose rounding hides blocks; expected float32 or float64; compute "
-            f"them in a wider type, or pass `tol` below {LARGEST_TOL} if they are that exact"
+            "collapse: `generators` are in half precision, whose rounding hides blocks; expected float32 or float64; convert "
+            f"them before they are rounded, or pass `tol` below {LARGEST_TOL} if they are that exact"
         )
     tol = default if tol is None else tol
     if not isinstance(tol, int | float) or not 0.0 < tol < LARGEST_TOL:
         raise ValueError(
             f"collapse: `tol` is {tol!r}; expected a number between 0 and {LARGEST_TOL}; it is relative to the norm"
         )
-    # The answer does not depend on the scale, but squares of 1e155 or 1e-200 would.
+    # Normalise: squares of 1e155 or 1e-200 overflow or underflow.
     largest = np.abs(family).max()
     if largest > 0.0:
         family = family / largest
@@ -382,7 +341,7 @@ def collapse(generators: Tensor | Array, tol: float | None = None) -> Reduction:
     small = compress(family)
     bases, decided = decompose(small, tol)
     if not decided:
-        # Noise would have destroyed a form that two or more generators share to the last digits: one found there is real.
+        # Noise would have destroyed a form that two or more generators share to the last digits.
         exact, certain = decompose(small, min(EXACT, tol))
         if certain and len(exact) > 1 and len(exact) >= len(bases):
             shared = np.linalg.matrix_rank(traceless(small).reshape(len(small), -1)) > 1
@@ -392,12 +351,6 @@ def collapse(generators: Tensor | Array, tol: float | None = None) -> Reduction:
     blocks = tuple(part.shape[1] for part in bases)
     residual = off_block(family, basis, list(blocks))
     if residual > LARGEST_RESIDUAL:
-        # Errors of nested splits have added up: the only form that surely holds is the trivial one.
+        # Errors of nested splits have added up: return the trivial form.
         basis, blocks, residual, decided = np.eye(len(basis)), (len(basis),), 0.0, False
-    return Reduction(
-        basis=torch.from_numpy(basis.copy()),
-        blocks=blocks,
-        residual=residual,
-        irreducible=decided and len(blocks) == 1,
-        decided=decided,
-    )
+    return Reduction(torch.from_numpy(basis.copy()), blocks, residual, decided and len(blocks) == 1, decided)

@@ -4,11 +4,11 @@ builder + constants, record of operands --launch--> machine code on all threads
 """
 
 from shippo_ssm.engine.blocks import LANES, LaneMap, block_reader, block_writer, transposed
-from shippo_ssm.engine.card import Config, card_obstacle, interpreted, launch_card, packs
-from shippo_ssm.engine.compiler import cache_directory
+from shippo_ssm.engine.cache import cache_directory
 from shippo_ssm.engine.emitter import Emitter, Pointer, Variable, register_lanes, simd, simd_lanes, tile_columns
-from shippo_ssm.engine.memory import recycled
-from shippo_ssm.engine.run import allocate, differentiate, launch, launch_integers, needs_torch
+from shippo_ssm.engine.gpu import Config, has_packed_float32, launch_gpu
+from shippo_ssm.engine.memory import recycled, release_memory
+from shippo_ssm.engine.run import allocate, differentiate, launch, launch_raw
 
 __all__ = [
     "LANES",
@@ -21,16 +21,14 @@ __all__ = [
     "block_reader",
     "block_writer",
     "cache_directory",
-    "card_obstacle",
     "differentiate",
-    "interpreted",
+    "has_packed_float32",
     "launch",
-    "launch_card",
-    "launch_integers",
-    "needs_torch",
-    "packs",
+    "launch_gpu",
+    "launch_raw",
     "recycled",
     "register_lanes",
+    "release_memory",
     "simd",
     "simd_lanes",
     "tile_columns",

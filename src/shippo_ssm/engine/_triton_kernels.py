@@ -1,9 +1,8 @@
-"""What the Triton kernels of all rooms share: small arrays of an item as single numbers, one tile of items for each.
+"""What Triton kernels share: small arrays of an item as single numbers, one tile of items for each.
 
 An item is a row of an array [.., SIZE]. A block of BM items is loaded and stored as one tile [BM, SIZE], so that neighbouring
 lanes touch neighbouring places, and used as numbers, tiles [BM], so that arithmetic needs no exchange between lanes. COUNT rows
-of an item, `stride` rows apart, are one tile [BM, COUNT SIZE]. A block is named by its first row, one number of 64 bits for the
-whole program, and the items m = 0 .. BM - 1 in it: what belongs to a lane is then the same wherever the block is.
+of an item, `stride` rows apart, are one tile [BM, COUNT SIZE]. A block is named by its first row and the items in it.
 """
 
 from __future__ import annotations
@@ -20,8 +19,9 @@ def padded(size):
 
 @triton.jit
 def mul(a, b, PACKED: tl.constexpr):
-    """a b. PACKED, here and below, says how many float32 numbers of a lane go into one instruction: 2 where `engine.packs` says
-    so, 1 to keep the compiler from making pairs that must be put together first; 0 leaves it to the compiler, on any card."""
+    """a b. PACKED, here and below, is the number of float32 numbers of a lane that go into one instruction: 2 where
+    `engine.has_packed_float32` says so; 1 keeps the compiler from forming pairs that it must assemble first; 0 leaves it to the
+    compiler, on any GPU."""
     if PACKED == 2:
         return tl.inline_asm_elementwise(
             "{.reg .b64 a, b; mov.b64 a, {$2, $3}; mov.b64 b, {$4, $5}; mul.rn.f32x2 a, a, b; mov.b64 {$0, $1}, a;}",
@@ -116,12 +116,6 @@ def store_tile(array, row, m, real, tile, SIZE: tl.constexpr, stride=0, COUNT: t
     """COUNT rows of an array [.., SIZE] from a tile [BM, COUNT SIZE] that is filled to a power of two."""
     at, here = places(m, real, SIZE, stride, COUNT, limit)
     tl.store(array + row * SIZE + at, tile.to(array.dtype.element_ty), mask=here)
-
-
-@triton.jit
-def store_numbers(array, row, m, real, numbers, SIZE: tl.constexpr):
-    """Row row + m of an array [.., SIZE], from its SIZE numbers."""
-    store_tile(array, row, m, real, bind(filled(numbers, SIZE), 0, 1, padded(SIZE)), SIZE)
 
 
 @triton.jit

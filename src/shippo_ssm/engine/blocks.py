@@ -1,8 +1,7 @@
 """Blocks of LANES matrices in the lanes of SIMD vectors: [LANES, entries] in memory, [entries, LANES] in a scratch array.
 
 The scratch may be wider than the memory: float32 numbers are transposed first and widened after, and back. Readers and
-writers are inlined into the kernel that calls them: machine code that is kept on disk must not hold functions that Numba has
-named, since their names could meet those of another kernel that was compiled in another process.
+writers are inlined: names that Numba gives to functions could meet those of a kernel that another process has compiled.
 """
 
 from __future__ import annotations

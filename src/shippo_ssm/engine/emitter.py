@@ -11,10 +11,8 @@ Python's and therefore unrolled, while `Emitter.blocks` and `Variable` make a lo
             total.set(emit.fma(emit.load(x, n), emit.load(y, n), total.get()))
         emit.store_sums(out, i, [total.get()])
 
-An array of int16 holds the bits of bfloat16 numbers, which NumPy does not know.
-
-LLVM's own vectorisers give up where arrays may overlap or a loop writes several of them; here the shape of the machine
-code is the shape of the trace. A vector wider than the processor's registers is split by LLVM, so a trace is portable.
+An array of int16 holds the bits of bfloat16 numbers, which NumPy does not know. LLVM's own vectorisers give up where arrays may
+overlap or a loop writes several of them. LLVM splits a vector that is wider than the registers, so a trace is portable.
 """
 
 from __future__ import annotations
@@ -28,6 +26,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from shippo_ssm._private import target_machine
+
 __all__ = ["Emitter", "Pointer", "Variable", "register_lanes", "simd", "simd_lanes", "tile_columns"]
 
 # Explicit mantissa bits, largest exponent, and degree of the polynomial for 2^f on |f| <= 1/2.
@@ -37,10 +37,7 @@ _SHORT = {"bfloat16": 16, "int8": 8}
 
 
 def simd_lanes(dtype: str, length: int) -> int:
-    """Lanes of a vector along an axis of `length`: 64 bytes where that divides the axis, otherwise 32, at least four lanes.
-
-    64 bytes are one register, or two that share every broadcast; LLVM splits what the processor cannot hold.
-    """
+    """Lanes of a vector along an axis of `length`: 64 bytes where that divides the axis, otherwise 32, at least four lanes."""
     half = 32 // np.dtype(dtype).itemsize
     if length % (2 * half) == 0:
         return 2 * half
@@ -58,17 +55,16 @@ def tile_columns(dtype: str, lanes: int) -> int:
     return max(1, registers // 2 * register_lanes(dtype) // max(lanes, register_lanes(dtype)))
 
 
+@functools.cache
 def _has(feature: str) -> bool:
-    from llvmlite import binding
-
-    return bool(binding.get_host_cpu_features().get(feature))
+    """Whether the processor that is compiled for has a feature."""
+    return f"+{feature}" in target_machine()[2].split(",")
 
 
 def simd(dtype: str, lanes: int, *, shared: bool = False) -> Callable[[Callable[..., None]], Any]:
     """Decorator: make `trace(emit, *arguments)` callable from a kernel, with vectors of `lanes` elements of `dtype`.
 
-    A trace is written out wherever it is called. One that is `shared` is a function of its own in the kernel's machine code:
-    what is long and called from many places is then compiled once.
+    A trace is written out wherever it is called; one that is `shared` is compiled once, as a function of its own.
     """
     from llvmlite import ir
     from numba.core import cgutils, types
@@ -134,12 +130,11 @@ def simd(dtype: str, lanes: int, *, shared: bool = False) -> Callable[[Callable[
 
 
 class Pointer(NamedTuple):
-    """The first element of an array; one in bfloat16 is widened to float32 when loaded and rounded when stored, one in int8
-    is made float32 when loaded."""
+    """The first element of an array. Numbers in "bfloat16" or "int8" `storage` are float32 when loaded; bfloat16 is rounded to
+    when stored."""
 
     address: Any
     storage: str = ""
-    """"bfloat16" or "int8"; otherwise numbers are kept as they are."""
 
 
 class Variable:
@@ -194,8 +189,7 @@ class Emitter:
     def blocks(self, length: Any) -> Iterator[Any]:
         """First lanes of the blocks that cover `range(length)`; the last one may hold fewer than `lanes` elements.
 
-        The body is traced once for the whole blocks (a run-time loop) and once more for the rest: one block where `length` is
-        known while compiling, single elements where it is an argument.
+        The body is traced once for whole blocks and once more for the rest: single elements where `length` is an argument.
         """
         from numba.core import cgutils
 
@@ -247,26 +241,17 @@ class Emitter:
 
     def load_columns(self, array: Pointer, index: Any, count: int) -> list[Any]:
         """The columns of the block [lanes, count] of `array` that starts at `index`; missing lanes are zero."""
-        if self._active == self.lanes:
-            wide = self._load(self._ir.VectorType(self.scalar, self.lanes * count), array, index)
-            return [self._shuffle(wide, wide, [lane * count + column for lane in range(self.lanes)]) for column in range(count)]
-        vectors = []
-        for column in range(count):
-            vector = self.constant(0.0)
-            for lane in range(self._active):
-                element = self._load(self.scalar, array, self.at(index, lane * count + column))
-                vector = self.builder.insert_element(vector, element, self._lane(lane))
-            vectors.append(vector)
-        return vectors
+        if self._active < self.lanes:
+            return [self._gather(array, self.at(index, column), count) for column in range(count)]
+        wide = self._load(self._ir.VectorType(self.scalar, self.lanes * count), array, index)
+        return [self._shuffle(wide, wide, [lane * count + column for lane in range(self.lanes)]) for column in range(count)]
 
     def store_columns(self, array: Pointer, index: Any, columns: Sequence[Any]) -> None:
         """Write columns as the block [lanes, count] of `array` that starts at `index`."""
         count = len(columns)
         if self._active < self.lanes:
             for column, vector in enumerate(columns):
-                for lane in range(self._active):
-                    element = self.builder.extract_element(vector, self._lane(lane))
-                    self._store(element, array, self.at(index, lane * count + column))
+                self._scatter(vector, array, self.at(index, column), count)
             return
         # One vector after another, doubled until all are one; then lane by lane.
         parts, width = [*columns], self.lanes
@@ -281,19 +266,28 @@ class Emitter:
         """The block of `array` that starts at `index`; missing lanes are zero unless the array is `padded`."""
         if padded or self._active == self.lanes:
             return self._load(self.vector, array, index)
+        return self._gather(array, index, 1)
+
+    def _gather(self, array: Pointer, index: Any, stride: int) -> Any:
+        """The elements at `index`, index + stride, .. of the lanes in use; zero in the others."""
         vector = self.constant(0.0)
         for lane in range(self._active):
-            element = self._load(self.scalar, array, self.at(index, lane))
+            element = self._load(self.scalar, array, self.at(index, lane * stride))
             vector = self.builder.insert_element(vector, element, self._lane(lane))
         return vector
+
+    def _scatter(self, vector: Any, array: Pointer, index: Any, stride: int) -> None:
+        """The way back of `_gather`."""
+        for lane in range(self._active):
+            element = self.builder.extract_element(vector, self._lane(lane))
+            self._store(element, array, self.at(index, lane * stride))
 
     def store(self, array: Pointer, index: Any, vector: Any, *, padded: bool = False, streamed: bool = False) -> None:
         """Write the block of `array` that starts at `index`; past the caches where it is `streamed`, aligned and whole."""
         if padded or self._active == self.lanes:
             self._store(vector, array, index, streamed)
-            return
-        for lane in range(self._active):
-            self._store(self.builder.extract_element(vector, self._lane(lane)), array, self.at(index, lane))
+        else:
+            self._scatter(vector, array, index, 1)
 
     def load_part(self, array: Pointer, index: Any, count: int) -> Any:
         """The `count` numbers of `array` from `index` on as first lanes; nothing is said about the others."""
@@ -525,10 +519,8 @@ class Emitter:
 
 
 def exp2_coefficients(degree: int) -> list[float]:
-    """Coefficients, lowest first, of a near-minimax polynomial for 2^f on |f| <= 1/2 that is exactly 1 at f = 0.
-
-    (2^f - 1) / f is interpolated at Chebyshev points, so that decays close to one keep their full relative accuracy.
-    """
+    """Coefficients, lowest first, of a polynomial for 2^f on |f| <= 1/2 that is exactly 1 at f = 0: (2^f - 1) / f is
+    interpolated at Chebyshev points, so that decays close to one keep their full relative accuracy."""
 
     def slope(f: np.ndarray) -> np.ndarray:
         return np.expm1(f * math.log(2.0)) / np.where(f == 0.0, 1.0, f) + np.where(f == 0.0, math.log(2.0), 0.0)

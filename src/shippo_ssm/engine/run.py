@@ -1,8 +1,7 @@
 """Run kernels: operands flattened, machine code looked up, the work shared between threads.
 
-Threads are torch's own where it has a team of OpenMP (`team.py`): they are awake when a kernel follows an operation of torch,
-and threads of ours would have to share a core with them. Elsewhere, and in a forked process, which such a team does not
-survive, they are a pool of ours. (Numba's must not be entered from two Python threads at once.) A kernel computes each of its
+Threads are torch's own where it has a team of OpenMP (`team.py`): threads of ours would have to share a core with them.
+Elsewhere, and in a forked process, which such a team does not survive, they are a pool of ours. A kernel computes each of its
 items the same way whatever slice it is called with, so results do not depend on the number of threads.
 """
 
@@ -18,9 +17,8 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch.autograd import forward_ad
 
-from shippo_ssm._private import PLAIN, openmp_parallel, transform_depth
+from shippo_ssm._private import openmp_parallel
 from shippo_ssm.engine.compiler import Kernel, compile_kernel
 from shippo_ssm.engine.memory import recycled
 from shippo_ssm.engine.team import SLICES_PER_THREAD, run_team
@@ -38,55 +36,14 @@ _parallel: int | None = None
 _pool: ThreadPoolExecutor | None = None
 
 
-def needs_torch(*tensors: torch.Tensor | None, bare: bool = False) -> str:
-    """Why these tensors need torch's own operations in the place of a kernel of ours, or "".
-
-    Differentiation by `torch.func.grad`, `jvp` or `forward_ad` sees torch's operations only: a kernel would fail there, or
-    give a tangent of zero. (`vmap` alone is no obstacle, operators have a rule for it.) A kernel that is launched `bare`, not
-    as an operator of torch, takes numbers of one dtype in plain CPU tensors, and no part in compiling or `vmap`.
-    """
-    if bare:
-        if torch.compiler.is_compiling() or transform_depth():
-            return "a compiler or a transform"
-        first = tensors[0]
-        for tensor in tensors:
-            assert tensor is not None
-            assert first is not None
-            if type(tensor) not in PLAIN or not tensor.is_cpu or tensor.dtype != first.dtype or not tensor.numel():
-                return "tensors that are not plain CPU numbers of one dtype"
-    if torch.onnx.is_in_onnx_export():
-        return "ONNX, which knows no kernels of ours"
-    functorch: Any = torch._C._functorch  # pyright: ignore[reportAttributeAccessIssue]
-    # As nearly always; `under_transform` written out, since this question stands in front of every kernel.
-    if functorch.get_dynamic_layer_stack_depth() == 0 and forward_ad._current_level < 0:
-        return ""
-    if torch.compiler.is_compiling():
-        # A graph knows that there is a transform, but not whom it concerns.
-        return "a transform of torch.func"
-    for tensor in tensors:
-        while tensor is not None and functorch.is_functorch_wrapped_tensor(tensor):
-            if functorch.is_gradtrackingtensor(tensor):
-                return "a transform of torch.func"
-            tensor = functorch.get_unwrapped(tensor)
-        if tensor is not None and forward_ad.unpack_dual(tensor).tangent is not None:
-            return "forward-mode differentiation"
-    return ""
-
-
 def differentiate(
     formula: Callable[..., Any],
     inputs: tuple[torch.Tensor, ...],
     needed: tuple[bool, ...],
     cotangents: tuple[torch.Tensor, ...],
 ) -> tuple[torch.Tensor | None, ...]:
-    """Gradients of `formula(*inputs)` that can be differentiated again, where the gradient of a kernel cannot: torch's own.
-
-    Args:
-        formula: what the kernel computes, in torch.
-        inputs: what it is asked of.
-        needed: which of their gradients are wanted; the others are `None`.
-        cotangents: of what it gives.
-    """
+    """Gradients of `formula(*inputs)` in torch, which can be differentiated again where the gradient of a kernel cannot; `None`
+    for inputs that are not `needed`."""
     wanted = [tensor for tensor, need in zip(inputs, needed) if need]
     with torch.enable_grad():
         outputs = formula(*inputs)
@@ -94,43 +51,32 @@ def differentiate(
     return tuple(next(found) if need else None for need in needed)
 
 
-def launch(builder: Callable[..., Callable], count: int, operands: Any, /, fewest: int = 1, **constants: Any) -> None:
+def launch(
+    builder: Callable[..., Callable], count: int, operands: Any, /, min_items_per_thread: int = 1, **constants: Any
+) -> None:
     """Run the kernel `builder(**constants)` on `operands` for all items of `range(count)`, on all threads.
 
     Args:
         builder: module-level function returning the kernel, a function (operands, start, stop). What it closes over is a
-            compile-time constant. What the kernel is made of must stand in the builder's own module, in a module that it
-            imports a function from, or in this room: machine code on disk is known by the text of those files. It calls
-            traces (`simd`), but no other compiled function: a kernel is machine code as a whole.
+            compile-time constant. Machine code on disk is known by the text of the builder's module, of the modules that this
+            imports functions from, and of this package. A kernel calls traces (`simd`), but no other compiled function.
         count: number of items; the kernel's result for an item must not depend on the slice it comes in.
         operands: a named tuple whose fields are CPU tensors, flat arrays, integers, `None`, or further named tuples. The
             kernel sees the same record with flat contiguous arrays, empty ones for `None` (of the dtype of the field
             before). Tensors that it writes must be contiguous already.
-        fewest: items that are worth a thread of their own.
+        min_items_per_thread: items that are worth a thread of their own.
         constants: keyword arguments of the builder; hashable, with a `repr` that tells them apart.
-
-    Example:
-        >>> from typing import NamedTuple
-        >>> class Operands(NamedTuple):
-        ...     x: torch.Tensor
-        >>> def build(factor):
-        ...     def scale(operands, start, stop):
-        ...         for i in range(start, stop):
-        ...             operands.x[i] *= factor
-        ...     return scale
-        >>> x = torch.ones(4)
-        >>> launch(build, 4, Operands(x), factor=3.0)
-        >>> x.tolist()
-        [3.0, 3.0, 3.0, 3.0]
     """
     kinds: list[Any] = []
     flat = _flatten(operands, kinds)
     key = (builder, *kinds, *constants.items())
     kernel = _kernels.get(key) or _compiled(key, builder, kinds, constants)
-    _run(kernel, flat, count, fewest)
+    _run(kernel, flat, count, min_items_per_thread)
 
 
-def launch_integers(builder: Callable[..., Callable], count: int, operands: Any, /, fewest: int = 1, **constants: Any) -> None:
+def launch_raw(
+    builder: Callable[..., Callable], count: int, operands: Any, /, min_items_per_thread: int = 1, **constants: Any
+) -> None:
     """`launch` for a record of integers alone, addresses and sizes: a call costs little more than its kernel."""
     key = (builder, *constants.items())
     kernel = _kernels.get(key)
@@ -138,25 +84,22 @@ def launch_integers(builder: Callable[..., Callable], count: int, operands: Any,
         kinds: list[Any] = []
         _flatten(operands, kinds)
         kernel = _compiled(key, builder, kinds, constants)
-    _run(kernel, operands, count, fewest)
+    _run(kernel, operands, count, min_items_per_thread)
 
 
-def _run(kernel: Kernel, operands: tuple, count: int, fewest: int) -> None:
-    """The kernel on all items and as many threads as torch has, which take `fewest` items at least."""
-    num_threads = 1 if count < 2 * fewest else min(torch.get_num_threads(), _CORES, count)
+def _run(kernel: Kernel, operands: tuple, count: int, min_items_per_thread: int) -> None:
+    """The kernel on all items and as many threads as torch has, which take `min_items_per_thread` items at least."""
+    num_threads = 1 if count < 2 * min_items_per_thread else min(torch.get_num_threads(), _CORES, count)
     if num_threads <= 1:
         kernel.call(operands, 0, count)
-    elif parallel := _openmp():
-        run_team(kernel.address, operands, count, num_threads, parallel)
-    else:
-        _run_pool(kernel, operands, count, num_threads)
-
-
-def _openmp() -> int:
+        return
     global _parallel
     if _parallel is None:
         _parallel = openmp_parallel()
-    return _parallel
+    if _parallel:
+        run_team(kernel.address, operands, count, num_threads, _parallel)
+    else:
+        _run_pool(kernel, operands, count, num_threads)
 
 
 def _run_pool(kernel: Kernel, operands: tuple, count: int, num_threads: int) -> None:

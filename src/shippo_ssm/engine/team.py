@@ -28,15 +28,7 @@ _made = itertools.count()
 
 
 def run_team(kernel: int, operands: tuple, count: int, num_threads: int, parallel: int) -> None:
-    """Run the kernel at this address on all items of `range(count)`.
-
-    Args:
-        kernel: machine code (operands, start, stop).
-        operands: a tuple of flat arrays, integers and further tuples.
-        count: number of items.
-        num_threads: how many may share them.
-        parallel: the address of GOMP_parallel.
-    """
+    """Run the machine code at address `kernel` on the items of `range(count)`; `parallel` is the address of GOMP_parallel."""
     row = array("q", (kernel, count, min(count, num_threads * SLICES_PER_THREAD), 0, 0))
     _append(row, operands)
     work, _ = _work(len(row) - _HEAD)

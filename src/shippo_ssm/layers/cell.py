@@ -17,7 +17,7 @@ is never used, NaN or not. Masks may stand anywhere.
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -25,39 +25,17 @@ from torch import Tensor
 from torch.distributed import ProcessGroup
 
 from shippo_ssm._dtypes import compute_dtype
-from shippo_ssm._private import values_visible
-from shippo_ssm.engine import allocate, differentiate, launch, needs_torch
-from shippo_ssm.layers._scaled_kernels import Rows, Weighed, build_scaled
-from shippo_ssm.layers.card import card_step, takes_card_step
+from shippo_ssm.dispatch import uses_gpu_step
+from shippo_ssm.engine import has_packed_float32, launch_gpu
 from shippo_ssm.layers.halo import halo
 from shippo_ssm.layers.mixer import Segment
+from shippo_ssm.layers.scaled import scaled
+from shippo_ssm.layers.states import CellState
 from shippo_ssm.scan import Recurrence, scan
+from shippo_ssm.scan.algebra import per_group
 from shippo_ssm.scan.checks import asks_gradients, check_recurrence, describe_recurrence, expect_shape
-from shippo_ssm.scan.distributed import agree, tie
-
-# Of `scaled`: numbers that are worth a thread, and the widest row whose columns are vectors of its kernel.
-_FEWEST, _WIDEST = 1 << 15, 16
-_NAMES = {torch.float32: "float32", torch.float64: "float64"}
-
-
-class CellState(NamedTuple):
-    """What a later segment needs: the memory H_T and the last source U_T as its two factors.
-
-    Args:
-        memory: [B, G, N, P], or [num_sequences, G, N, P] after packed sequences.
-        write: [B, G, N], or [B, G, r, N] for rank-r writes.
-        value: [B, G, P], or [B, G, r, P].
-    """
-
-    memory: Tensor
-    write: Tensor
-    value: Tensor
-
-    @property
-    def source(self) -> Tensor:
-        """U_T = write value^T, [B, G, N, P], summed over the rank where there is one."""
-        groups = self.memory.shape[:2]
-        return self.write.view(*groups, -1, self.write.shape[-1]).mT @ self.value.view(*groups, -1, self.value.shape[-1])
+from shippo_ssm.scan.distributed import keep_in_graph, negotiate_shards
+from shippo_ssm.scan.triton import SILENT, configs
 
 
 def shippo_cell(
@@ -80,8 +58,8 @@ def shippo_cell(
 
     Args:
         value: [B, T, G, P], or [B, T, G, r, P] for a rank-r write (the r sources are summed).
-        write: [B, T, G, N], or [B, T, G, r, N].
-        read: [B, T, G, N].
+        write: [B, T, Q, N], or [B, T, Q, r, N]; Q divides G, and group g uses set g // (G / Q).
+        read: [B, T, Q, N].
         step: [B, T, G], >= 0.
         mix: [B, T, G] in [0, 1]: 1 is exponential Euler, 1/2 the trapezoid.
         drift: [G, N] or [B, T, G, N]; L_t = exp(step_t drift_t).
@@ -142,7 +120,7 @@ def shippo_cell(
         sequences, rank = value.shape[0] if cu_seqlens is None else cu_seqlens.shape[0] - 1, value.shape[3:-1]
         return {
             "memory": (sequences, value.shape[2], read.shape[-1], value.shape[-1]),
-            "write": (sequences, value.shape[2], *rank, read.shape[-1]),
+            "write": (sequences, write.shape[2], *rank, read.shape[-1]),
             "value": (sequences, value.shape[2], *rank, value.shape[-1]),
         }
 
@@ -150,7 +128,7 @@ def shippo_cell(
         check()
         segment = Segment(mask, cu_seqlens)
     else:
-        part = agree(op, group, check)
+        part = negotiate_shards(op, group, check)
         segment = Segment(mask, None if cu_seqlens is None else part.bounds(op, cu_seqlens), part=part)
     if initial_state is None:
         initial_state = CellState(*(value.new_zeros(shape) for shape in state_shapes().values()))
@@ -178,7 +156,7 @@ def run_cell(
     if segment.cu_seqlens is not None:
         bounds = segment.cu_seqlens.to(torch.int64)
         # An empty sequence has no first position.
-        first = padded[0, bounds[:-1]] * (bounds.diff() > 0).unsqueeze(-1)
+        first = torch.where((bounds.diff() > 0).unsqueeze(-1), padded[0, bounds[:-1]], 0)
         if value.shape[1]:
             # An empty first sequence has no last position; -1 wraps to the end of the row, which is zero already.
             beta_next = beta_next.index_fill(1, torch.remainder(bounds[1:] - 1, value.shape[1]), 0)
@@ -193,12 +171,11 @@ def run_cell(
         backend=backend,
     )
     assert memory is not None
-    if last_source is not None:
-        return y, CellState(memory, *last_source)
-    if segment.cu_seqlens is None and value.shape[1]:
-        ends = write[:, -1].view_as(before.write), value[:, -1].view_as(before.value)
-        return y, CellState(memory, ends[0].to(before.write.dtype), ends[1].to(before.value.dtype))
-    return y, CellState(memory, *(_last(*pair, segment.cu_seqlens) for pair in zip((write, value), before[1:])))
+    if last_source is None and segment.cu_seqlens is None and value.shape[1]:
+        last_source = write[:, -1].view_as(before.write), value[:, -1].view_as(before.value)
+    elif last_source is None:
+        last_source = (_last(*pair, segment.cu_seqlens) for pair in zip((write, value), before[1:]))
+    return y, CellState(memory, *(tensor.to(memory.dtype) for tensor in last_source))
 
 
 def step_cell(recurrence: Recurrence, mix: Tensor, before: CellState) -> tuple[Tensor, CellState]:
@@ -219,12 +196,14 @@ def shippo_cell_step(
     right: Tensor | None,
     state: CellState,
 ) -> tuple[Tensor, CellState]:
-    """One position of `shippo_cell`, without a scan: the same arguments with the T dimension taken out.
+    """One position of `shippo_cell`, without a scan: the same arguments without the T dimension.
+
+    This is the reference of one position; the kernels of the decode step are tested against it.
 
     Args:
         value: [B, G, P] or [B, G, r, P].
-        write: [B, G, N] or [B, G, r, N].
-        read: [B, G, N].
+        write: [B, Q, N] or [B, Q, r, N].
+        read: [B, Q, N].
         step, mix: [B, G].
         drift: [G, N] or [B, G, N].
         right: [B, G, P, P] or `None`.
@@ -235,70 +214,70 @@ def shippo_cell_step(
     """
     dtype, kept = value.dtype, state.memory.dtype
     value, write, read, step, mix, drift = (tensor.to(kept) for tensor in (value, write, read, step, mix, drift))
-    if takes_card_step(value, state.memory):
+    if uses_gpu_step(value, state.memory):
         right = None if right is None else right.to(kept)
-        y, memory = card_step(value, write, read, step, mix, drift, right, *state)
+        y, memory = gpu_step(value, write, read, step, mix, drift, right, *state)
         return y.to(dtype), CellState(memory, write.view_as(state.write), value.view_as(state.value))
     gamma, beta = (mix * step)[..., None, None], ((1 - mix) * step)[..., None, None]
     memory = state.memory + beta * state.source
     memory = memory if right is None else memory @ right.to(kept)
     after = state._replace(write=write.view_as(state.write), value=value.view_as(state.value))
     memory = torch.exp(step[..., None] * drift)[..., None] * memory + gamma * after.source
-    y = (read.unsqueeze(-2) @ memory).squeeze(-2)
+    y = (per_group(read, memory.shape[1], 1).unsqueeze(-2) @ memory).squeeze(-2)
     return y.to(dtype), after._replace(memory=memory)
 
 
-def scaled(x: Tensor, *weights: Tensor) -> tuple[Tensor, ...]:
-    """weight x for each of one or two weights [..] and rows x [.., (r,) P]; the axes that a weight lacks are the last of x.
+# Operands of the step on a GPU, in their order.
+_STEP = ("value", "write", "read", "step", "mix", "drift", "right", "memory", "last_write", "last_value")
+_STEP_SCHEMA = f"({', '.join(f'Tensor {name}' for name in _STEP)}) -> (Tensor, Tensor)".replace("Tensor right", "Tensor? right")
 
-    torch broadcasts a number over the few channels of a group slowly, and its gradient takes a sum over as few; a kernel has
-    each pass as one over memory. Where torch has to see the formula it is `weight x`.
 
-    Example:
-        >>> import torch
-        >>> first, second = scaled(torch.ones(2, 3), torch.tensor([1.0, 2.0]), torch.tensor([0.0, 1.0]))
-        >>> first.tolist(), second.tolist()
-        ([[1.0, 1.0, 1.0], [2.0, 2.0, 2.0]], [[0.0, 0.0, 0.0], [1.0, 1.0, 1.0]])
+@torch.library.custom_op("shippo::gpu_step", mutates_args=(), schema=_STEP_SCHEMA)
+def gpu_step(*operands: Tensor | None) -> tuple[Tensor, Tensor]:
+    """`shippo_cell_step` as one GPU kernel without gradients: y [B, G, P] and the next memory [B, G, N, P].
+
+    Shapes are static and the host waits for nothing, so a CUDA graph can hold it after a first call has tuned it.
     """
-    wide = x.shape[weights[0].ndim :].numel() > _WIDEST
-    if wide or x.dtype not in _NAMES or needs_torch(x, *weights, bare=True):
-        return _scaled_formula(x, *weights)
-    products = _Scaled.apply(x.contiguous(), *map(Tensor.contiguous, weights))
-    assert isinstance(products, tuple)
-    return products
+    import triton.language as tl
+
+    from shippo_ssm.layers import _cell_triton as kernels
+
+    arguments: dict[str, Any] = {
+        name: None if given is None else given.contiguous().resolve_neg() for name, given in zip(_STEP, operands)
+    }
+    value, read, drift, memory = (arguments[name] for name in ("value", "read", "drift", "memory"))
+    batch, groups, order, width = memory.shape
+    y, after = value.new_empty(batch, groups, width), torch.empty_like(memory)
+    arguments |= {
+        "y": y,
+        "after": after,
+        "groups": groups,
+        "SHARED": groups // read.shape[1],
+        "crowd": 1 << (batch * groups - 1).bit_length(),
+        "N": order,
+        "P": width,
+        "RANK": value.numel() // (batch * groups * width),
+        "HAS_RIGHT": arguments["right"] is not None,
+        "VARYING": drift.ndim == 3,
+        "DTYPE": tl.float64 if memory.dtype == torch.float64 else tl.float32,
+        "PACKED": has_packed_float32(memory),
+    }
+    launch_gpu(kernels.cell_step, lambda sizes: (-(-groups // sizes["BG"]), batch), arguments, step_configs(order, width))
+    return y, after
 
 
-def _scaled_formula(x: Tensor, *weights: Tensor) -> tuple[Tensor, ...]:
-    return tuple(weight.view(*weight.shape, *[1] * (x.ndim - weight.ndim)) * x for weight in weights)
+@gpu_step.register_fake
+def _(value: Tensor, *others: Any) -> Any:
+    memory = others[6]
+    return value.new_empty(*memory.shape[:2], memory.shape[3]), torch.empty_like(memory, memory_format=torch.contiguous_format)
 
 
-class _Scaled(torch.autograd.Function):
-    """`scaled` of contiguous CPU tensors, with its gradient in one pass."""
-
-    @staticmethod
-    def forward(ctx: Any, *inputs: Tensor) -> tuple[Tensor, ...]:
-        x, *weights = inputs
-        count, weighed, products = weights[0].numel(), [], []
-        for weight in weights:
-            products.append(allocate(x, tuple(x.shape)))
-            weighed.append(Weighed(weight.data_ptr(), products[-1].data_ptr(), 0))
-        ctx.sizes = {"dtype": _NAMES[x.dtype], "width": x.numel() // count, "num_weights": len(weights)}
-        operands = Rows(x.data_ptr(), 0, weighed[0], weighed[-1])
-        launch(build_scaled, count, operands, _FEWEST // ctx.sizes["width"] + 1, **ctx.sizes, backward=False)
-        ctx.save_for_backward(*inputs)
-        return tuple(products)
-
-    @staticmethod
-    def backward(ctx: Any, *cotangents: Tensor) -> tuple[Tensor | None, ...]:
-        x, *weights = ctx.saved_tensors
-        if torch.is_grad_enabled() or not all(map(values_visible, cotangents)):
-            return differentiate(_scaled_formula, (x, *weights), ctx.needs_input_grad, cotangents)
-        cotangents, gradients = tuple(map(Tensor.contiguous, cotangents)), [allocate(x, tuple(x.shape))]
-        gradients += [torch.empty_like(weight) for weight in weights]
-        weighed = [Weighed._make(t.data_ptr() for t in each) for each in zip(weights, cotangents, gradients[1:])]
-        operands = Rows(x.data_ptr(), gradients[0].data_ptr(), weighed[0], weighed[-1])
-        launch(build_scaled, weights[0].numel(), operands, _FEWEST // ctx.sizes["width"] + 1, **ctx.sizes, backward=True)
-        return tuple(gradients)
+def step_configs(order: int, width: int) -> tuple[Any, ...]:
+    """Configurations of the scan without its sizes along T."""
+    choices = configs(order, width, **SILENT)
+    return tuple(
+        config._replace(sizes=tuple(size for size in config.sizes if size[0] in ("BG", "HALVES"))) for config in choices
+    )
 
 
 def _enter_part(recurrence: Recurrence, before: CellState, segment: Segment) -> tuple[CellState, tuple[Tensor, Tensor]]:
@@ -313,7 +292,7 @@ def _enter_part(recurrence: Recurrence, before: CellState, segment: Segment) -> 
     write, value = (tensor.view_as(kept) for tensor, kept in zip(entering, (before.write, before.value)))
     last_write, last_value = (tensor.view_as(kept) for tensor, kept in zip(after, (before.write, before.value)))
     # A part without positions uses no source, and still answers for the one it received.
-    return CellState(tie(segment.part.first(before.memory), write, value), write, value), (last_write, last_value)
+    return CellState(keep_in_graph(segment.part.first(before.memory), write, value), write, value), (last_write, last_value)
 
 
 def _check_cell_state(op: str, state: CellState, shapes: dict[str, tuple[int, ...]]) -> None:

@@ -3,9 +3,7 @@
 Data path: the inputs [B, T, D] are put behind the window [B, K - 1, D] of the inputs before them (zeros at a start), and
 the K shifted copies are weighed and summed. Padded positions take no part: the real inputs of a row are moved together
 behind its window, convolved, and moved back. Packed sequences stand in one long row, each behind its own window.
-
-torch makes the sum and its gradient of about thirty passes over memory; for training on the CPU `_conv_kernels.py` has them as
-one kernel each. Elsewhere, and where torch has to see the formula, it is `shifted_sums`.
+For training on the CPU `_conv_cpu.py` has the sum and its gradient as one kernel each; elsewhere it is `shifted_sums`.
 """
 
 from __future__ import annotations
@@ -16,14 +14,14 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from shippo_ssm._private import values_visible
-from shippo_ssm.engine import differentiate, launch, needs_torch
-from shippo_ssm.layers._conv_kernels import Conv, ConvGradient, build_conv, build_conv_gradient
+from shippo_ssm.dispatch import direct_reason, is_readable
+from shippo_ssm.engine import differentiate, launch
+from shippo_ssm.layers._conv_cpu import Conv, ConvGradient, build_conv, build_conv_gradient
 from shippo_ssm.layers.halo import halo
 from shippo_ssm.layers.mixer import WHOLE, Segment
 
 # Numbers that are worth a thread.
-_FEWEST = 1 << 15
+_MIN_NUMBERS = 1 << 15
 _NAMES = {torch.float32: "float32", torch.float64: "float64"}
 
 
@@ -44,22 +42,22 @@ class _Convolved(torch.autograd.Function):
         (batch, long, channels), taps = row.shape, len(weight)
         y = row.new_empty(batch, long - taps + 1, channels)
         operands = Conv(row.data_ptr(), weight.data_ptr(), bias.data_ptr(), y.data_ptr(), channels, y.shape[1])
-        fewest = _FEWEST // channels + 1
-        launch(build_conv, y.numel() // channels, operands, fewest, dtype=_NAMES[row.dtype], taps=taps)
+        min_items_per_thread = _MIN_NUMBERS // channels + 1
+        launch(build_conv, y.numel() // channels, operands, min_items_per_thread, dtype=_NAMES[row.dtype], taps=taps)
         ctx.save_for_backward(row, weight, bias)
         return y
 
     @staticmethod
     def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor | None, ...]:
         (row, weight, bias), (dy,) = ctx.saved_tensors, grad_outputs
-        if torch.is_grad_enabled() or not values_visible(dy):
+        if torch.is_grad_enabled() or not is_readable(dy):
             return differentiate(shifted_sums, (row, weight, bias), ctx.needs_input_grad, (dy,))
         (batch, length, channels), taps, dy = dy.shape, len(weight), dy.contiguous()
         d_row, d_taps = torch.zeros_like(row), row.new_zeros(batch, taps + 1, channels)
         addresses = (tensor.data_ptr() for tensor in (row, weight, dy, d_row, d_taps))
         operands = ConvGradient._make((*addresses, channels, length))
-        fewest = _FEWEST // (length * channels) + 1
-        launch(build_conv_gradient, batch, operands, fewest, dtype=_NAMES[row.dtype], taps=taps)
+        min_items_per_thread = _MIN_NUMBERS // (length * channels) + 1
+        launch(build_conv_gradient, batch, operands, min_items_per_thread, dtype=_NAMES[row.dtype], taps=taps)
         d_weight, d_bias = d_taps.sum(0).split([taps, 1])
         return d_row, d_weight, d_bias.squeeze(0)
 
@@ -71,28 +69,14 @@ class ShortConv(nn.Module):
         channels: D.
         width: K, the number of taps; 1 is a plain per-channel gain.
         bias: whether there is a bias.
-
-    Example:
-        >>> import torch
-        >>> conv = ShortConv(8, 4)
-        >>> y, window = conv(torch.randn(2, 5, 8), conv.init_window(2))
-        >>> y.shape, window.shape
-        (torch.Size([2, 5, 8]), torch.Size([2, 3, 8]))
+        place: device and dtype.
     """
 
-    def __init__(
-        self,
-        channels: int,
-        width: int,
-        *,
-        bias: bool = True,
-        device: torch.device | str | None = None,
-        dtype: torch.dtype | None = None,
-    ) -> None:
+    def __init__(self, channels: int, width: int, *, bias: bool = True, **place: Any) -> None:
         super().__init__()
         self.channels, self.width = channels, width
-        self.weight = nn.Parameter(torch.empty(width, channels, device=device, dtype=dtype))
-        self.bias = nn.Parameter(torch.empty(channels, device=device, dtype=dtype)) if bias else None
+        self.weight = nn.Parameter(torch.empty(width, channels, **place))
+        self.bias = nn.Parameter(torch.empty(channels, **place)) if bias else None
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
@@ -140,7 +124,7 @@ class ShortConv(nn.Module):
             row = torch.zeros_like(row).scatter(1, place.expand_as(row), row)
         weight = self.weight.to(row.dtype)
         bias = row.new_zeros(self.channels) if self.bias is None else self.bias.to(row.dtype)
-        if torch.is_grad_enabled() and row.dtype in _NAMES and x.numel() and not needs_torch(row, weight, bias, bare=True):
+        if torch.is_grad_enabled() and row.dtype in _NAMES and x.numel() and not direct_reason(row, weight, bias):
             y = _Convolved.apply(row, weight.contiguous(), bias.contiguous())
             assert isinstance(y, Tensor)
         else:

@@ -1,12 +1,11 @@
-"""The decode step: a few tokens of a layer, without gradients, as its projections and two compiled operators.
+"""The decode step: a few tokens of a `Shippo` layer without gradients, as its projections and two CPU kernels.
 
-Data path: `recall_facts` says whether a layer can go this way, and where its weights lie. The in-projection [B, T, (r + 1) D]
-goes through `branch` (convolution and SiLU) to x [B, T, r D]; the controller's projections of x go with x and the gate through
-`cell` (everything else up to the out-projection). Both write into tensors that the caller made: the next state may be the old
-one, or hold the state after every position. Projections that are plain linear layers, or several of them that read the same x,
-are one `product`, which reads the weights as they lie in memory: float32, float64, bfloat16, or the rows of int8 of torchao.
-Layers that an adapter, a hook or another quantisation has taken hold of are called as they are. `_step_kernels.py` is the
-machine code. While tracing, branch and cell are operators of torch, and projections are called.
+Data path: `find_plan` says whether a layer can take this path, and where its weights are in memory; `decode` runs it. The
+in-projection [B T, (r + 1) D] goes through `branch` (convolution and SiLU) to x [B T, r D]; the controller's projections of x
+go with x and the gate through `cell` (everything else up to the out-projection). Both write into given tensors: the next state
+may be the old one, or hold the states after all positions. Plain projections are one compiled product (`linear.py`), others
+are called as modules. `_decode_cpu.py` has the kernels; their reference is the layer's own forward pass with
+`shippo_cell_step`. While tracing, branch and cell are operators of torch, and projections are called.
 """
 
 from __future__ import annotations
@@ -17,38 +16,140 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from shippo_ssm._dtypes import compute_dtype
-from shippo_ssm._private import int8_rows, is_plain, values_visible
+from shippo_ssm._private import has_global_hooks
+from shippo_ssm.actions import RightAction
 from shippo_ssm.actions.base import Inline
-from shippo_ssm.engine import launch_integers
-from shippo_ssm.layers._step_kernels import (
-    ROWS,
-    Branch,
-    Cell,
-    CellCase,
-    Matrix,
-    Product,
-    build_branch,
-    build_cell,
-    build_product,
-)
+from shippo_ssm.dispatch import is_plain, is_readable, uses_cpu_step
+from shippo_ssm.engine import launch_raw
+from shippo_ssm.layers._decode_cpu import Branch, Cell, CellCase, build_branch, build_cell
+from shippo_ssm.layers.controller import Controller
+from shippo_ssm.layers.conv import ShortConv
+from shippo_ssm.layers.linear import ARITHMETIC, MAX_TOKENS, NAMES, Weights, product, weights_of
+from shippo_ssm.layers.mixer import Segment
+from shippo_ssm.layers.norm import RMSNorm
+from shippo_ssm.layers.states import CellState, ShippoState, check_state
 
 if TYPE_CHECKING:
     from shippo_ssm.layers.shippo import Shippo
 
 # Numbers of state that make a row of the batch worth a thread of its own.
-_ROW = 1 << 15
-DTYPES = (torch.float32, torch.float64, torch.bfloat16)
-_NAMES = {torch.float32: "float32", torch.float64: "float64", torch.bfloat16: "bfloat16"}
-_ARITHMETIC = {"float32": "float32", "float64": "float64", "bfloat16": "float32"}
-# Tokens up to which products are our own, and multiplications that are worth a thread.
-FEW, _PRODUCT = 64, 1 << 20
+_MIN_STATE = 1 << 15
+DTYPES = tuple(NAMES)
+# The forward methods that the kernels replace; a module with another one is called instead.
+_FORWARDS = (ShortConv.forward, Controller.forward, RightAction.forward, RMSNorm.forward)
+
+
+class DecodePlan(NamedTuple):
+    """What a decode step needs of a layer and is the same for every token."""
+
+    dtype: torch.dtype
+    """Of u, of the projections and of the convolution."""
+    state_dtype: torch.dtype
+    conv: tuple[Tensor, Tensor | None]
+    parameters: tuple[Tensor | None, ...]
+    """As in `CellStep`."""
+    linears: tuple[Sequence[nn.Linear], ...]
+    """In-projection, the controller's projections of x, out-projection, and the controller's projections of its bottleneck."""
+    widths: tuple[list[int], ...]
+    """The number of outputs of each."""
+    weights: tuple[Weights | None, ...]
+    """Their weights in memory; `None` for those that have to be called."""
+    inline: Inline | None
+    """How the cell kernel computes the right action, where it can."""
+    norm_eps: float
+
+
+def find_plan(layer: Shippo, u: Tensor, state: ShippoState | None, segment: Segment) -> DecodePlan | None:
+    """The plan for a call of `layer`, or `None` where the ordinary forward pass has to serve it."""
+    if not segment.whole or not uses_cpu_step(u, layer.spec.backend, DTYPES):
+        return None
+    if (u.shape[1] != 1 and not segment.return_all_states) or (layer.spec.controller_conv and segment.return_all_states):
+        return None
+    plan = cached_plan(layer) if is_readable(u) else make_plan(layer)
+    if plan is None or plan.dtype != u.dtype:
+        return None
+    if state is not None:
+        if not isinstance(state, ShippoState) or not isinstance(state.cell, CellState):
+            return None
+        if is_readable(u) and not all(map(is_plain, (state.conv, *state.cell))):
+            return None
+        if state.conv.dtype != u.dtype or state.cell.memory.dtype != plan.state_dtype:
+            return None
+    return plan
+
+
+def decode(
+    layer: Shippo, plan: DecodePlan, u: Tensor, state: ShippoState | None, segment: Segment
+) -> tuple[Tensor, ShippoState]:
+    """`Shippo.run` by `plan`: the projections, and two kernels between them."""
+    batch, length, _ = u.shape
+    fresh, all_states = state is None, segment.return_all_states
+    if state is None:
+        state = layer.init_state(batch, u)
+    else:
+        check_state("Shippo", state, layer.state_shapes(batch), u.device)
+    before = tuple(tensor.contiguous().resolve_neg() for tensor in (state.conv, *state.cell))
+    if (fresh or segment.in_place) and not all_states:
+        after = before
+    else:
+        lead = (length,) if all_states else ()
+        after = tuple(torch.empty(lead + tensor.shape, dtype=tensor.dtype) for tensor in before)
+    tokens, rank, dtype = batch * length, layer.spec.write_rank, u.dtype
+    (projected,) = _project(plan, 0, u.reshape(tokens, -1).contiguous().resolve_neg())
+    x = torch.empty(tokens, rank * layer.d_inner, dtype=dtype)
+    branch(projected, before[0], *plan.conv, x, after[0], all_states)
+    source, own_window, right = x if rank == 1 else x[:, : layer.d_inner].contiguous(), None, None
+    if state.controller is not None:
+        conv = layer.controller.conv
+        assert conv is not None
+        source, own_window = conv(source.unsqueeze(1), state.controller)
+        source = source.squeeze(1)
+    raw = _project(plan, 1, source)
+    if plan.linears[3]:
+        # The bottleneck is the last of them; its projections stand where those of x would.
+        raw = raw[:2] + _project(plan, 3, raw[-1].contiguous()) + raw[2:-1]
+    if segment.dt is None:
+        dt = _ones(tokens, plan.state_dtype) if is_readable(u) else torch.ones(tokens, dtype=plan.state_dtype)
+    else:
+        dt = segment.dt.reshape(tokens).to(plan.state_dtype).contiguous().resolve_neg()
+    if plan.inline is None and len(raw) == 4:
+        scalar_bias, right_bias = plan.parameters[:2]
+        assert scalar_bias is not None
+        assert right_bias is not None
+        step = F.softplus(raw[2][:, : layer.num_groups].to(plan.state_dtype) + scalar_bias[0]) * dt.unsqueeze(-1)
+        coords = raw[3].unflatten(-1, (layer.num_groups, -1)).to(plan.state_dtype) + right_bias
+        right = layer.right(coords, step).contiguous()
+    out = torch.empty(tokens, layer.d_inner, dtype=dtype)
+    cell(
+        CellStep(
+            x, projected, raw, right, plan.inline, plan.parameters, plan.norm_eps, before[1:], after[1:], out, dt, all_states
+        )
+    )  # fmt: skip
+    (y,) = _project(plan, 2, out)
+    return y.view(batch, length, -1), ShippoState(after[0], CellState(*after[1:]), own_window)
+
+
+def _project(plan: DecodePlan, index: int, x: Tensor) -> list[Tensor]:
+    """x [tokens, D] through the linear layers `index` of a plan: one product, or one call each; rows may stand apart."""
+    weights, widths = plan.weights[index], plan.widths[index]
+    if weights is not None and x.shape[0] <= MAX_TOKENS:
+        outputs = product(weights, x)
+        return [outputs] if len(widths) == 1 else list(outputs.split(widths, 1))
+    outputs = [linear(x).to(x.dtype).contiguous().resolve_neg() for linear in plan.linears[index]]
+    for output, linear, width in zip(outputs, plan.linears[index], plan.widths[index]):
+        if output.shape != (x.shape[0], width):
+            raise ValueError(
+                f"Shippo: a {type(linear).__name__} in the layer returned {tuple(output.shape)}; expected {(x.shape[0], width)}"
+            )
+    return outputs
 
 
 def branch(
-    projected: Tensor, window: Tensor, weight: Tensor, bias: Tensor | None, x: Tensor, next_window: Tensor, every: bool
+    projected: Tensor, window: Tensor, weight: Tensor, bias: Tensor | None, x: Tensor, next_window: Tensor, all_states: bool
 ) -> None:
     """x = silu(bias + sum_k weight_k projected_{t-K+1+k}) per channel, behind `window`.
 
@@ -57,108 +158,99 @@ def branch(
         window: [B, K - 1, channels].
         weight, bias: [K, channels] and [channels].
         x: [B T, channels], written.
-        next_window: written; as `window`, or [T, B, K - 1, channels] with `every`.
+        next_window: written; as `window`, or [T, B, K - 1, channels] with `all_states`.
     """
-    if not values_visible(projected):
-        torch.ops.shippo.step_branch(projected, window, weight, bias, x, next_window, every)
-        return
-    _run_branch(projected, window, weight, bias, x, next_window, every)
+    run = _run_branch if is_readable(projected) else torch.ops.shippo.step_branch
+    run(projected, window, weight, bias, x, next_window, all_states)
 
 
 def _run_branch(
-    projected: Tensor, window: Tensor, weight: Tensor, bias: Tensor | None, x: Tensor, next_window: Tensor, every: bool
+    projected: Tensor, window: Tensor, weight: Tensor, bias: Tensor | None, x: Tensor, next_window: Tensor, all_states: bool
 ) -> None:
     (tokens, row), batch = projected.shape, window.shape[0]
     length = tokens // max(1, batch)
     taps, channels = weight.shape
     addresses = map(_address, (projected, window, weight, bias, x, next_window))
-    operands = Branch._make((*addresses, channels, row, length, batch * (taps - 1) * channels if every else 0))
-    storage = _NAMES[x.dtype]
-    constants = {"storage": storage, "dtype": _ARITHMETIC[storage], "taps": taps, "has_bias": bias is not None}
-    launch_integers(build_branch, batch, operands, fewest=_ROW // (channels * length) + 1, **constants)
+    operands = Branch._make((*addresses, channels, row, length, batch * (taps - 1) * channels if all_states else 0))
+    storage = NAMES[x.dtype]
+    constants = {"storage": storage, "dtype": ARITHMETIC[storage], "taps": taps, "has_bias": bias is not None}
+    launch_raw(build_branch, batch, operands, min_items_per_thread=_MIN_STATE // (channels * length) + 1, **constants)
 
 
-def cell(
-    x: Tensor,
-    projected: Tensor,
-    raw: Sequence[Tensor],
-    right: Tensor | None,
-    inline: Inline | None,
-    parameters: Sequence[Tensor | None],
-    norm_eps: float,
-    before: Sequence[Tensor],
-    after: Sequence[Tensor],
-    out: Tensor,
-    every: bool,
-) -> None:
-    """out = silu(gate) (norm(read_gate read^T H) + skip x) with H moved through every position.
+class CellStep(NamedTuple):
+    """Operands of `cell`; all tensors are contiguous.
 
     Args:
         x: [B T, r D].
         projected: [B T, row]; its last D channels are the gate.
-        raw: projections of the controller, write [B T, G r N], read [B T, G N], scalars [B T, 4 G] and, with `inline`,
-            coordinates [B T, G K]; or all of them in one tensor, in this order.
-        right: R [B T, G, P, P] where it is given.
-        inline: how R is computed where it is not; with neither there is no right action.
-        parameters: scalar_bias [4, G], right_bias [G, K], drift_log [G, N], skip [G, P] and the norm's weight [D]; `None` for
-            what the layer does not have.
+        raw: projections of the controller, write [B T, Q r N], read [B T, Q N], scalars [B T, 4 G] and, with `inline`,
+            coordinates [B T, G K]; their rows may stand apart.
+        right: R [B T, G, P, P], or `None`.
+        inline: how the kernel computes R where it is not given; with neither there is no right action.
+        parameters: scalar_bias [4, G], right_bias [G, K], drift_log [G, N], skip [G, P] and the norm's weight [D], or `None`.
         norm_eps: epsilon of the norm.
         before: memory, write and value of the state that is entered.
-        after: the same after the last position, written; with a leading T axis with `every`.
+        after: the same after the last position, written; with a leading T axis with `all_states`.
         out: [B T, D], written.
+        dt: [B T] times, factors of the steps.
+        all_states: whether `after` holds the states after all positions.
     """
-    if not values_visible(x):
-        words = ("", [], "", False) if inline is None else (inline.kind, list(inline.sizes), inline.diagonal, inline.bounded)
-        torch.ops.shippo.step_cell(x, projected, raw, right, *words, *parameters, norm_eps, *before, *after, out, every)
+
+    x: Tensor
+    projected: Tensor
+    raw: Sequence[Tensor]
+    right: Tensor | None
+    inline: Inline | None
+    parameters: Sequence[Tensor | None]
+    norm_eps: float
+    before: Sequence[Tensor]
+    after: Sequence[Tensor]
+    out: Tensor
+    dt: Tensor
+    all_states: bool
+
+
+def cell(step: CellStep) -> None:
+    """out = silu(gate) (norm(read_gate read^T H) + skip x) with H moved through every position."""
+    if is_readable(step.x):
+        _run_cell(step)
         return
-    _run_cell(x, projected, raw, right, inline, parameters, norm_eps, before, after, out, every)
+    x, projected, raw, right, inline, parameters, norm_eps, before, after, out, dt, all_states = step
+    words = ("", [], "", False) if inline is None else (inline.kind, list(inline.sizes), inline.diagonal, inline.bounded)
+    torch.ops.shippo.step_cell(x, projected, raw, right, *words, *parameters, norm_eps, *before, *after, out, dt, all_states)
 
 
-def _run_cell(
-    x: Tensor,
-    projected: Tensor,
-    raw: Sequence[Tensor],
-    right: Tensor | None,
-    inline: Inline | None,
-    parameters: Sequence[Tensor | None],
-    norm_eps: float,
-    before: Sequence[Tensor],
-    after: Sequence[Tensor],
-    out: Tensor,
-    every: bool,
-) -> None:
+def _run_cell(step: CellStep) -> None:
+    x, projected, raw, right, inline, parameters, norm_eps, before, after, out, dt, all_states = step
     memory = before[0]
-    batch, groups, order, width = memory.shape
+    (batch, groups, order, width), sets = memory.shape, before[1].shape[1]
     length, channels = x.shape[0] // max(1, batch), groups * width
     rank = x.shape[1] // channels
-    scalar_bias, right_bias, drift_log, skip, norm = parameters
+    right_bias, norm = parameters[1], parameters[4]
     num_coordinates = 0 if inline is None or right_bias is None else right_bias.shape[1]
-    item, counts = x.element_size(), (groups * rank * order, groups * order, 4 * groups, groups * num_coordinates)
-    if len(raw) == 1:
-        start, row = _address(raw[0]), raw[0].shape[-1]
-        places = [start, start + item * counts[0], start + item * sum(counts[:2]), start + item * sum(counts[:3])]
-        rows = [row] * 4
-    else:
-        places, rows = [_address(tensor) for tensor in raw], list(counts)
-        places += [0] * (4 - len(raw))
-    gate = _address(projected) + item * (projected.shape[1] - channels)
-    given = map(_address, (right, scalar_bias, right_bias, drift_log, skip, norm, *before, *after, out))
-    ends = (rank * channels, projected.shape[1], *rows, groups, length, batch if every else 0)
+    absent = [0] * (4 - len(raw))
+    places, rows = [tensor.data_ptr() for tensor in raw] + absent, [tensor.stride(0) for tensor in raw] + absent
+    gate = _address(projected) + x.element_size() * (projected.shape[1] - channels)
+    given = map(_address, (right, *parameters, *before, *after, out, dt))
+    ends = (rank * channels, projected.shape[1], *rows, groups, sets, length, batch if all_states else 0)
     case = _case(
         x.dtype, memory.dtype, order, width, rank, num_coordinates, inline, right is not None,
         None if norm is None else norm_eps,
     )  # fmt: skip
     operands = Cell._make((_address(x), gate, *places, *given, *ends))
-    launch_integers(build_cell, batch, operands, fewest=_ROW // (channels * order * length) + 1, case=case)
+    launch_raw(build_cell, batch, operands, min_items_per_thread=_MIN_STATE // (channels * order * length) + 1, case=case)
 
 
 @functools.lru_cache
-def _case(
-    storage: torch.dtype, dtype: torch.dtype, order: int, width: int, rank: int, num_coordinates: int,
-    inline: Inline | None, given: bool, norm_eps: float | None,
-) -> CellCase:  # fmt: skip
+def _case(storage: torch.dtype, dtype: torch.dtype, *rest: Any) -> CellCase:
+    order, width, rank, num_coordinates, inline, given, norm_eps = rest
     has_right = given or inline is not None
-    return CellCase(_NAMES[storage], _NAMES[dtype], order, width, rank, num_coordinates, inline, has_right, norm_eps)
+    return CellCase(NAMES[storage], NAMES[dtype], order, width, rank, num_coordinates, inline, has_right, norm_eps)
+
+
+@functools.lru_cache
+def _ones(count: int, dtype: torch.dtype) -> Tensor:
+    return torch.ones(count, dtype=dtype)
 
 
 def _address(tensor: Tensor | None) -> int:
@@ -170,20 +262,21 @@ def _address(tensor: Tensor | None) -> int:
 _library = torch.library.Library("shippo", "FRAGMENT")
 _library.define(
     "step_branch(Tensor projected, Tensor window, Tensor weight, Tensor? bias, Tensor(a!) x, Tensor(b!) next_window, "
-    "bool every) -> ()"
+    "bool all_states) -> ()"
 )
 _library.define(
     "step_cell(Tensor x, Tensor projected, Tensor[] raw, Tensor? right, str kind, int[] sizes, str diagonal, bool bounded, "
     "Tensor scalar_bias, Tensor? right_bias, Tensor drift_log, Tensor skip, Tensor? norm, float norm_eps, Tensor memory, "
     "Tensor write, Tensor value, Tensor(a!) next_memory, Tensor(b!) next_write, Tensor(c!) next_value, Tensor(d!) out, "
-    "bool every) -> ()"
+    "Tensor dt, bool all_states) -> ()"
 )
 
 
 def _cell_op(x, projected, raw, right, kind, sizes, diagonal, bounded, *rest) -> None:
-    *parameters, norm_eps, m, w, v, next_m, next_w, next_v, out, every = rest
+    *parameters, norm_eps, m, w, v, next_m, next_w, next_v, out, dt, all_states = rest
     inline = Inline(kind, tuple(sizes), diagonal, bounded) if kind else None
-    _run_cell(x, projected, raw, right, inline, parameters, norm_eps, (m, w, v), (next_m, next_w, next_v), out, every)
+    state = (m, w, v), (next_m, next_w, next_v)
+    _run_cell(CellStep(x, projected, raw, right, inline, parameters, norm_eps, *state, out, dt, all_states))
 
 
 _library.impl("step_branch", _run_branch, "CPU")
@@ -192,173 +285,130 @@ for _name in ("step_branch", "step_cell"):
     torch.library.register_fake(f"shippo::{_name}", lambda *arguments: None, lib=_library)
 
 
-class Linear(nn.Linear):
-    """y = x weight^T + bias; few tokens without gradients on the CPU are one compiled operator, as fast as memory is read."""
-
-    def forward(self, input: Tensor) -> Tensor:
-        if torch.is_grad_enabled() or torch.is_autocast_enabled("cpu") or not values_visible(input):
-            return super().forward(input)
-        weights = weights_of((self,)) if input.is_contiguous() and 0 < input.numel() <= FEW * input.shape[-1] else None
-        if weights is None or weights.dtype != input.dtype or weights.columns != input.shape[-1]:
-            return super().forward(input)
-        return product(weights, input.view(-1, weights.columns)).view(*input.shape[:-1], weights.rows)
-
-
-class Weights(NamedTuple):
-    """Weights of linear layers that read the same x, as `product` takes them."""
-
-    matrices: list[Matrix]
-    dtype: torch.dtype
-    """Of x and of the result."""
-    stored: str
-    """Dtype of the weights."""
-    columns: int
-    rows: int
-    """Of all weights together."""
-    items: int
-
-
-def weights_of(linears: Sequence[nn.Linear]) -> Weights | None:
-    """Up to four plain linear layers as they are in memory; `None` where one of them has to be called."""
-    matrices, rows, items = [], 0, 0
-    dtype = stored = columns = None
-    for linear in linears:
-        if type(linear) not in (nn.Linear, Linear):
-            return None
-        weight, bias = linear._parameters["weight"], linear._parameters["bias"]
-        if weight is None:
-            return None
-        scale, numbers, own = 0, weight, weight.dtype
-        if not is_plain(weight):
-            by_rows = int8_rows(weight)
-            if by_rows is None:
-                return None
-            numbers, scale = by_rows[0], by_rows[1].data_ptr()
-        found = (own, numbers.dtype, numbers.shape[1])
-        alike = dtype is None or found == (dtype, stored, columns)
-        plain = own in _NAMES and numbers.is_contiguous() and (bias is None or (is_plain(bias) and bias.dtype == own))
-        if not (alike and plain) or len(numbers) < ROWS:
-            return None
-        dtype, stored, columns = found
-        matrices.append(Matrix(numbers.data_ptr(), 0 if bias is None else bias.data_ptr(), scale, len(numbers)))
-        rows += len(numbers)
-        items += -(-len(numbers) // ROWS)
-    if dtype is None or stored is None or not columns:
-        return None
-    matrices += [Matrix(0, 0, 0, 0)] * (4 - len(matrices))
-    return Weights(matrices, dtype, "int8" if stored == torch.int8 else _NAMES[dtype], columns, rows, items)
-
-
-def product(weights: Weights, x: Tensor) -> Tensor:
-    """x [tokens, columns], contiguous, times the transposes of all weights: [tokens, rows], side by side."""
-    matrices, dtype, stored, columns, rows, items = weights
-    tokens, storage = x.shape[0], _NAMES[dtype]
-    out = torch.empty(tokens, rows, dtype=dtype)
-    operands = Product(x.data_ptr(), out.data_ptr(), tokens, columns, rows, *matrices)
-    fewest = _PRODUCT // (ROWS * columns * tokens) + 1
-    launch_integers(build_product, items, operands, fewest, storage=storage, weights=stored, dtype=_ARITHMETIC[storage])
-    return out
-
-
-def project(weights: Weights | None, linears: Sequence[nn.Linear], x: Tensor) -> list[Tensor]:
-    """x [tokens, D] through linear layers: one product where they are plain, else one call each."""
-    if weights is not None and x.shape[0] <= FEW:
-        return [product(weights, x)]
-    return [linear(x).contiguous() for linear in linears]
-
-
 def is_hooked(module: nn.Module) -> bool:
     """Whether a call of `module` does more than its class says: hooks, or a forward of its own."""
     return bool(module._forward_hooks or module._forward_pre_hooks or "forward" in vars(module))
 
 
-class Facts(NamedTuple):
-    """What a decode step needs of a layer and is the same for every token."""
+class CachedPlan(NamedTuple):
+    """A plan, and everything it depends on as it was when the plan was made."""
 
-    dtype: torch.dtype
-    """Of u, of the projections and of the convolution."""
-    kept: torch.dtype
-    """Of the memory."""
-    conv: tuple[Tensor, Tensor | None]
-    parameters: tuple[Tensor | None, ...]
-    """As `cell` takes them."""
-    linears: tuple[Sequence[nn.Linear], ...]
-    """In-projection, the controller's projections, out-projection."""
-    weights: tuple[Weights | None, ...]
-    """The same in memory; `None` for those that have to be called."""
-    inline: Inline | None
-    """How the right action is computed, where the cell can do it."""
-
-
-class Known(NamedTuple):
-    """Facts, and where everything stood that they were taken from."""
-
-    facts: Facts | None
-    switches: tuple[bool, bool]
+    plan: DecodePlan | None
+    options: tuple[Any, ...]
     children: list[tuple[dict[str, Any], str, Any]]
-    """Modules and parameters: who holds it, under which name, and what it was."""
+    """Modules, parameters and parts of quantised weights: the holder, the name there, and what it was."""
     modules: list[nn.Module]
+    forwards: list[Any]
     hooks: list[dict[int, Any]]
-    tensors: Sequence[Tensor]
-    addresses: list[int]
+    tensors: list[Tensor]
+    forms: list[tuple[Any, ...]]
 
-    def hold(self, switches: tuple[bool, bool]) -> bool:
-        """Whether nothing was switched, replaced, moved or hooked since."""
-        if self.switches != switches or any(self.hooks):
+    def is_valid(self, layer: Shippo) -> bool:
+        """Whether no option, module, parameter, forward, hook or memory layout has changed since."""
+        if any(self.hooks) or has_global_hooks():
             return False
         for holder, name, child in self.children:
             if holder.get(name) is not child:
                 return False
-        for module in self.modules:
-            if "forward" in module.__dict__:
-                return False
-        return [tensor.data_ptr() for tensor in self.tensors] == self.addresses
+        # Bound methods are equal where module and function are: this sees changed classes and patched ones.
+        if [module.forward for module in self.modules] != self.forwards or self.options != _options(layer):
+            return False
+        return [_form(tensor) for tensor in self.tensors] == self.forms
 
 
-_known: weakref.WeakKeyDictionary[nn.Module, Known] = weakref.WeakKeyDictionary()
+_plans: weakref.WeakKeyDictionary[nn.Module, CachedPlan] = weakref.WeakKeyDictionary()
 
 
-def recall_facts(layer: Shippo) -> Facts | None:
-    """`facts_of` a layer of plain CPU tensors, looked up anew only where something was switched, replaced, moved or hooked."""
-    known, controller = _known.get(layer), layer.controller
-    switches = layer.use_right, controller.zero_suffix
-    if known is not None and known.hold(switches):
-        return known.facts
-    facts, modules = facts_of(layer), [*layer.children(), *controller.children()]
-    if any(map(is_hooked, modules)):
-        # Not remembered: a hook may hold the layer, which would then never go.
-        _known.pop(layer, None)
-        return facts
+def _options(layer: Shippo) -> tuple[Any, ...]:
+    norm = layer.read_norm
+    return layer.use_right, layer.controller.zero_suffix, layer.right.signature(), None if norm is None else norm.eps
+
+
+def _form(tensor: Tensor) -> tuple[Any, ...]:
+    return tensor.data_ptr(), tensor.dtype, tensor.shape, tensor.stride(), tensor.is_neg()
+
+
+def cached_plan(layer: Shippo) -> DecodePlan | None:
+    """`make_plan` of a layer, made again only where something that it depends on has changed."""
+    cached = _plans.get(layer)
+    if cached is not None and cached.is_valid(layer):
+        return cached.plan
+    plan, controller = make_plan(layer), layer.controller
+    modules = [*layer.children(), *controller.children()]
+    if any(map(is_hooked, modules)) or has_global_hooks():
+        # Not cached: a hook may hold the layer, which would then never be freed.
+        _plans.pop(layer, None)
+        return plan
     children = [(m._modules, name, child) for m in (layer, controller) for name, child in m._modules.items()]
     children += [(m._parameters, name, child) for m in (layer, *modules) for name, child in m._parameters.items()]
+    for quantised in [child for _, _, child in children if isinstance(child, Tensor) and not is_plain(child)]:
+        children += [(vars(quantised), name, part) for name, part in vars(quantised).items() if isinstance(part, Tensor)]
     tensors = [child for _, _, child in children if isinstance(child, Tensor) and is_plain(child)]
-    hooks = [hooks for module in modules for hooks in (module._forward_hooks, module._forward_pre_hooks)]
-    addresses = [tensor.data_ptr() for tensor in tensors]
-    _known[layer] = Known(facts, switches, children, modules, hooks, tensors, addresses)
-    return facts
+    _plans[layer] = CachedPlan(
+        plan,
+        _options(layer),
+        children,
+        modules,
+        [module.forward for module in modules],
+        [hooks for module in modules for hooks in (module._forward_hooks, module._forward_pre_hooks)],
+        tensors,
+        [_form(tensor) for tensor in tensors],
+    )
+    return plan
 
 
-def facts_of(layer: Shippo) -> Facts | None:
-    """What a decode step of `layer` needs; `None` where it is served by the ordinary way alone: other dtypes or devices than
-    it knows, or somebody listens to a module that it does not call."""
-    controller, conv, norm = layer.controller, layer.conv, layer.read_norm
-    silent = (conv, controller, layer.right, norm)
-    if controller.zero_suffix or any(module is not None and is_hooked(module) for module in silent):
+def make_plan(layer: Shippo) -> DecodePlan | None:
+    """The plan of a decode step of `layer`; `None` where only the forward pass serves it: other dtypes,
+    devices, shapes or memory layouts, or hooks on modules that it would not call."""
+    controller, conv, norm, spec = layer.controller, layer.conv, layer.read_norm, layer.spec
+    silent = [module for module in (conv, controller, layer.right, norm) if module is not None]
+    if controller.zero_suffix or any(map(is_hooked, silent)) or has_global_hooks():
         return None
-    dtype, kept = conv.weight.dtype, layer.drift_log.dtype
-    parameters = (
-        controller.scalar_bias, controller.right_bias, layer.drift_log, layer.skip, None if norm is None else norm.weight,
-    )  # fmt: skip
-    if dtype not in DTYPES or kept != compute_dtype(dtype):
+    readable = is_readable(layer.drift_log)
+    if readable and any(type(module).forward is not forward for module, forward in zip(silent, _FORWARDS)):
         return None
-    for tensor in (conv.weight, conv.bias, *parameters):
-        if tensor is not None and not (tensor.device.type == "cpu" and tensor.is_contiguous()):
+    dtype, state_dtype, eps = conv.weight.dtype, layer.drift_log.dtype, 0.0 if norm is None else norm.eps
+    if dtype not in DTYPES or state_dtype != compute_dtype(dtype) or eps is None:
+        return None
+    # Read from `_parameters`: a parametrised one is another tensor at every access.
+    groups, channels, order = layer.num_groups, spec.write_rank * layer.d_inner, spec.d_state
+    operands = [
+        (conv, "weight", dtype, (spec.d_conv, channels)),
+        (conv, "bias", dtype, (channels,)),
+        (controller, "scalar_bias", state_dtype, (4, groups)),
+        (controller, "right_bias", state_dtype, (groups, layer.right.num_coordinates)),
+        (layer, "drift_log", state_dtype, (groups, order)),
+        (layer, "skip", state_dtype, (groups, spec.group_width)),
+        (norm, "weight", state_dtype, (layer.d_inner,)),
+    ]
+    tensors = []
+    for module, name, wanted, shape in operands:
+        tensor = None if module is None else module._parameters.get(name)
+        if tensor is None and module is not None and getattr(module, name) is not None:
             return None
+        if tensor is not None and (tensor.device.type, tensor.dtype, tensor.shape) != ("cpu", wanted, shape):
+            return None
+        if tensor is not None and not (tensor.is_contiguous() and not (readable and tensor.is_neg())):
+            return None
+        tensors.append(tensor)
     projections, inline = controller.projections, None
+    sets = layer.state_shapes(1)["write"][1]
+    widths = [sets * spec.write_rank * order, sets * order, 4 * groups]
     if controller.right_proj is not None:
         projections, inline = (projections, layer.right.inline) if layer.use_right else (projections[:-1], None)
-    linears = ([layer.in_proj], projections, [layer.out_proj])
-    seen = values_visible(conv.weight)
-    weights = tuple(weights_of(group) if seen and not any(map(is_hooked, group)) else None for group in linears)
-    weights = tuple(None if group is None or group.dtype != dtype else group for group in weights)
-    return Facts(dtype, kept, (conv.weight, conv.bias), parameters, linears, weights, inline)
+        widths += [groups * layer.right.num_coordinates] if layer.use_right else []
+    narrow, narrow_widths, bottleneck = [], [], spec.controller_rank or 0
+    if controller.down_proj is not None:
+        low = slice(2, 4) if spec.low_rank_right else slice(2, 3)
+        narrow, narrow_widths = projections[low], widths[low]
+        del projections[low], widths[low]
+        projections, widths = [*projections, controller.down_proj], [*widths, bottleneck]
+    linears = ([layer.in_proj], projections, [layer.out_proj], narrow)
+    sizes = ([channels + layer.d_inner], widths, [layer.d_model], narrow_widths)
+    weights = []
+    for linear, columns, rows in zip(linears, (layer.d_model, layer.d_inner, layer.d_inner, bottleneck), sizes):
+        found = weights_of(linear) if linear and readable and not any(map(is_hooked, linear)) else None
+        fits = found is not None and (found.dtype, found.columns) == (dtype, columns)
+        rows_found = [matrix.rows for matrix in found.matrices if matrix.rows] if found is not None else None
+        weights.append(found if fits and rows_found == rows else None)
+    return DecodePlan(dtype, state_dtype, tuple(tensors[:2]), tuple(tensors[2:]), linears, sizes, tuple(weights), inline, eps)

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from shippo_ssm.layers.mixer import Segment
-from shippo_ssm.scan.distributed import tie
+from shippo_ssm.scan.distributed import keep_in_graph
 
 
 def halo(tensors: Sequence[Tensor], windows: Sequence[Tensor], segment: Segment) -> tuple[list[Tensor], list[Tensor]]:
@@ -44,7 +44,7 @@ def halo(tensors: Sequence[Tensor], windows: Sequence[Tensor], segment: Segment)
         for rank in range(1, len(part.lengths)):
             moving.append(_push(moving[-1], items[rank], all_counts[rank].long()))
         entering = window.to(tensor.dtype) if part.rank == 0 else moving[part.rank - 1].to(tensor.dtype)
-        before.append(tie(entering, *gathered))
+        before.append(keep_in_graph(entering, *gathered))
         after.append(moving[-1].to(tensor.dtype))
     return before, after
 

@@ -1,7 +1,4 @@
-"""Interventions and instruments: replace R by I, zero the right suffix, find the first NaN, group parameters for decay.
-
-All context managers take any model and act on the layers inside it; on leaving they put everything back.
-"""
+"""Context managers for any model with SHiPPO layers: replace R by I, zero the right suffix, find the first NaN."""
 
 from __future__ import annotations
 
@@ -71,64 +68,27 @@ def debug_nans(model: nn.Module) -> Iterator[nn.Module]:
         ...
         FloatingPointError: NaN or infinity in the input of `in_proj` (Linear), 48 of 48 entries, shape (1, 3, 16)
     """
-    handles = []
+    handles, names = [], {module: name or type(model).__name__ for name, module in model.named_modules()}
 
-    def check(name: str, module: nn.Module, where: str, tensors: Any) -> None:
+    def check(module: nn.Module, where: str, tensors: Any) -> None:
         for tensor in tree_leaves(tensors):
-            if isinstance(tensor, Tensor) and tensor.is_floating_point():
-                bad = int((~torch.isfinite(tensor)).sum())
-                if bad:
-                    raise FloatingPointError(
-                        f"NaN or infinity in the {where} of `{name}` ({type(module).__name__}), {bad} of {tensor.numel()} "
-                        f"entries, shape {tuple(tensor.shape)}"
-                    )
+            bad = int((~torch.isfinite(tensor)).sum()) if isinstance(tensor, Tensor) and tensor.is_floating_point() else 0
+            if bad:
+                raise FloatingPointError(
+                    f"NaN or infinity in the {where} of `{names[module]}` ({type(module).__name__}), {bad} of {tensor.numel()} "
+                    f"entries, shape {tuple(tensor.shape)}"
+                )
+
+    def check_input(module: nn.Module, args: Any, kwargs: Any) -> None:
+        # The input is looked at where it is used first, in a leaf: a container would only repeat it.
+        if not any(True for _ in module.children()):
+            check(module, "input", (args, kwargs))
 
     try:
-        for name, module in model.named_modules():
-            label = name or type(model).__name__
-            # The input is looked at where it is used first, in a leaf: a container would only repeat it.
-            if not any(True for _ in module.children()):
-                handles.append(
-                    module.register_forward_pre_hook(
-                        lambda module, args, kwargs, label=label: check(label, module, "input", (args, kwargs)),
-                        with_kwargs=True,
-                    )
-                )
-            handles.append(
-                module.register_forward_hook(lambda module, args, output, label=label: check(label, module, "output", output))
-            )
+        for module in names:
+            handles.append(module.register_forward_pre_hook(check_input, with_kwargs=True))
+            handles.append(module.register_forward_hook(lambda module, args, output: check(module, "output", output)))
         yield model
     finally:
         for handle in handles:
             handle.remove()
-
-
-def weight_decay_groups(model: nn.Module, weight_decay: float, right_lr: float | None = None) -> list[dict[str, Any]]:
-    """Optimiser groups: `weight_decay` for all parameters but the spared ones of SHiPPO layers, which get none.
-
-    Args:
-        model: any module.
-        weight_decay: of all parameters but the spared ones.
-        right_lr: a learning rate of their own for what makes right actions, in two more groups. A small change of a right
-            action is felt by everything stored, once per token: where recall over many tokens has to be learned first, a tenth
-            of the rate of the rest keeps what is stored in place meanwhile.
-
-    Example:
-        >>> import torch
-        >>> from shippo_ssm.layers import Shippo, weight_decay_groups
-        >>> groups = weight_decay_groups(Shippo(16, d_state=8), 0.01)
-        >>> len(groups[1]["params"])
-        6
-    """
-    kept = {id(p) for p in model.parameters() if getattr(p, "_no_weight_decay", False)}
-    decayed = [p for p in model.parameters() if p.requires_grad and id(p) not in kept]
-    spared = [p for p in model.parameters() if p.requires_grad and id(p) in kept]
-    groups = [{"params": decayed, "weight_decay": weight_decay}, {"params": spared, "weight_decay": 0.0}]
-    if right_lr is None:
-        return groups
-    right = {id(p) for module in model.modules() if isinstance(module, Controller) for p in module.right_parameters()}
-    return [
-        group | {"params": [p for p in group["params"] if (id(p) in right) is acts]} | ({"lr": right_lr} if acts else {})
-        for acts in (False, True)
-        for group in groups
-    ]

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from shippo_ssm._dtypes import compute_dtype
 from shippo_ssm._expect import expect_real, expect_size
 from shippo_ssm.actions import RightAction, get_family
+from shippo_ssm.layers import states
 from shippo_ssm.layers.mixer import Mixer, Segment
 from shippo_ssm.layers.online import OnlineMemory, online_memory
 from shippo_ssm.scan import block_affine_scan
@@ -24,27 +25,17 @@ from shippo_ssm.scan.packing import packing_of
 
 
 class LiftState(NamedTuple):
-    """What a lifted memory carries: the memory and how many positions it has seen.
+    """What a lifted memory carries: the memory and the time it has seen.
 
     Args:
         memory: [B, G, N, P], complex for a complex measure.
-        count: [B] integers.
+        time: [B] in float64; without times of samples, the number of positions.
     """
 
     memory: Tensor
-    count: Tensor
+    time: Tensor
 
-    def detach(self) -> LiftState:
-        """The same numbers outside the graph."""
-        return LiftState(self.memory.detach(), self.count)
-
-    def reorder(self, index: Tensor) -> LiftState:
-        """Rows `index` of the batch."""
-        return LiftState(self.memory.index_select(0, index), self.count.index_select(0, index))
-
-    def to(self, device: torch.device | str) -> LiftState:
-        """The state on another device."""
-        return LiftState(self.memory.to(device), self.count.to(device))
+    detach, reorder, to = states.detach, states.select, states.to
 
 
 class LiftedMemory(Mixer[LiftState]):
@@ -57,6 +48,8 @@ class LiftedMemory(Mixer[LiftState]):
         right: a family or its name.
         step: time between tokens, for a stationary measure.
     """
+
+    supports_dt = True
 
     def __init__(self, memory: OnlineMemory, d_model: int, group_width: int, right: str | RightAction, step: float) -> None:
         super().__init__(d_model)
@@ -91,13 +84,16 @@ class LiftedMemory(Mixer[LiftState]):
         dtype = compute_dtype(self.read.dtype)
         shape = (batch_size, self.num_groups, self.memory.order, self.group_width)
         memory = torch.zeros(shape, dtype=dtype.to_complex() if self.is_complex else dtype, device=self.read.device)
-        return LiftState(memory, torch.zeros(batch_size, dtype=torch.int64, device=self.read.device))
+        return LiftState(memory, torch.zeros(batch_size, dtype=torch.float64, device=self.read.device))
 
     def run(self, u: Tensor, state: LiftState | None, segment: Segment) -> tuple[Tensor, LiftState]:
-        mask, packing = segment.mask, None if segment.cu_seqlens is None else packing_of(segment.cu_seqlens)
-        if packing is not None:
-            mask = packing.pad(torch.ones(u.shape[:2], dtype=torch.bool, device=u.device))
-            u = packing.pad(u)
+        mask, dt = segment.mask, segment.dt
+        packing = None if segment.cu_seqlens is None else packing_of(segment.cu_seqlens)
+        if dt is None and (mask is not None or packing is not None):
+            # No time passes at padding, and nothing happens.
+            dt = torch.ones_like(u[..., 0]) if mask is None else mask.to(u.dtype)
+        if packing is not None and dt is not None:
+            u, dt = packing.pad(u), packing.pad(dt)
         fresh = self.init_state(u.shape[0])
         if state is None:
             state = fresh
@@ -106,36 +102,28 @@ class LiftedMemory(Mixer[LiftState]):
                 f"LiftedMemory: `state` does not fit; expected a LiftState with memory {tuple(fresh.memory.shape)}; "
                 "the state belongs to another model or batch, make one with init_state(batch_size)"
             )
-        y, state = self._move(u, state, mask)
-        return y if packing is None else packing.unpad(y), state
+        y, state = self._move(u, state, dt)
+        return (y if mask is None else y * mask.unsqueeze(-1)) if packing is None else packing.unpad(y), state
 
-    def right_actions(self, u: Tensor) -> Tensor | None:
-        """R [B, T, G, P, P] along `u` [B, T, d_model]; `None` without a right action."""
+    def right_actions(self, u: Tensor, dt: Tensor | None = None) -> Tensor | None:
+        """R [B, T, G, P, P] along `u` [B, T, d_model], with times `dt` [B, T]; `None` without a right action."""
         if self.right_proj is None or self.right_bias is None or not self.use_right:
             return None
         dtype = compute_dtype(u.dtype)
         coords = self.right_proj(u).unflatten(-1, (self.num_groups, -1)).to(dtype) + self.right_bias.to(dtype)
-        return self.right(coords, torch.ones(coords.shape[:-1], dtype=dtype, device=u.device))
+        step = torch.ones(u.shape[:2], dtype=dtype, device=u.device) if dt is None else dt.to(dtype)
+        return self.right(coords, step.unsqueeze(-1).expand(coords.shape[:-1]))
 
-    def _move(self, u: Tensor, state: LiftState, mask: Tensor | None) -> tuple[Tensor, LiftState]:
+    def _move(self, u: Tensor, state: LiftState, dt: Tensor | None) -> tuple[Tensor, LiftState]:
         batch, length = u.shape[:2]
         if not length:
             return u, state
         dtype = state.memory.dtype
         value = u.unflatten(-1, (self.num_groups, self.group_width)).to(dtype)
-        real = torch.ones(batch, length, dtype=torch.bool, device=u.device) if mask is None else mask
-        positions = state.count.unsqueeze(1) + real.cumsum(1)
-        left, gain = self._steps(positions, dtype)
-        right = self.right_actions(u)
-        if mask is not None:
-            eye = (
-                torch.ones_like(left[0, 0]) if self.memory.diagonal else torch.eye(left.shape[-1], dtype=dtype, device=u.device)
-            )
-            left = torch.where(real.view(batch, length, *[1] * (left.ndim - 2)), left, eye)
-            gain = gain * real.unsqueeze(-1)
-            if right is not None:
-                eye = torch.eye(self.group_width, dtype=right.dtype, device=u.device)
-                right = torch.where(real[..., None, None, None], right, eye)
+        passed = torch.ones_like(u[..., 0], dtype=torch.float64) if dt is None else dt.detach().to(torch.float64)
+        times = state.time.unsqueeze(1) + passed.cumsum(1)
+        left, gain = self._steps(times, None if dt is None else passed, dtype)
+        right = self.right_actions(u, dt)
         # The scan takes [B, G, T, ...]: every group has its own frame and the same left factor.
         groups = (batch, self.num_groups, length)
         left = left.unsqueeze(1).expand(*groups, *left.shape[2:])
@@ -143,30 +131,35 @@ class LiftedMemory(Mixer[LiftState]):
         right = None if right is None else right.transpose(1, 2).to(dtype)
         # A dense left factor is cheaper one step after another than as products of products.
         backend = "associative" if self.memory.diagonal else "reference"
-        states = block_affine_scan(left, right, update, initial_state=state.memory, backend=backend)
+        memories = block_affine_scan(left, right, update, initial_state=state.memory, backend=backend)
         read = self.read.to(compute_dtype(self.read.dtype))
-        parts = [states.real, states.imag] if self.is_complex else [states]
+        parts = [memories.real, memories.imag] if self.is_complex else [memories]
         signs = [1.0, -1.0]
         y = sum(sign * torch.einsum("bgtnp,gnp->btgp", part, c) for sign, part, c in zip(signs, parts, read))
         assert isinstance(y, Tensor)
         y = y.flatten(-2).to(u.dtype) + self.skip.to(u.dtype) * u
-        return y * real.unsqueeze(-1), LiftState(states[:, :, -1], state.count + real.sum(1))
+        return y, LiftState(memories[:, :, -1], times[:, -1])
 
-    def _steps(self, positions: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-        """left and gain at `positions` [B, T] (0, before the first real position, counts as 1)."""
-        if not self.memory.scaled:
-            rows = torch.zeros_like(positions)
-        else:
-            rows = (positions - 1).clamp_min(0)
+    def _steps(self, times: Tensor, passed: Tensor | None, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+        """left and gain of the steps of length `passed` [B, T] (`None`: one each) that end at `times` [B, T]."""
+        if passed is not None or (self.memory.scaled and bool((times.frac() != 0).any())):
+            lengths = torch.ones_like(times) if passed is None else passed
+            lengths = (lengths if self.memory.scaled else lengths * self.interval).flatten().cpu().numpy()
+            both = self.memory.steps(times.flatten().cpu().numpy(), lengths)
+            left, gain = (torch.tensor(part).to(times.device, dtype).unflatten(0, times.shape) for part in both)
+            return left, gain
+        rows = torch.zeros_like(times, dtype=torch.int64)
+        if self.memory.scaled:
+            rows = times.to(torch.int64) - 1
             needed = int(rows.max()) + 1
             if needed > len(self._table[1]):
                 self._table = self._tabulate(2 * needed)
-        left, gain = (table.to(positions.device, dtype) for table in self._table)
+        left, gain = (table.to(times.device, dtype) for table in self._table)
         return left[rows], gain[rows]
 
     def _tabulate(self, count: int) -> tuple[Tensor, Tensor]:
         """left and gain of the first `count` steps, in float64 on the CPU."""
-        left, gain = self.memory.steps(np.arange(1, count + 1), self.interval)
+        left, gain = self.memory.steps(np.arange(1, count + 1), 1.0 if self.memory.scaled else self.interval)
         with torch.device("cpu"):
             return torch.tensor(left), torch.tensor(gain)
 
@@ -193,15 +186,9 @@ def lift(
         theta: window of "legt" in units of time.
 
     Returns:
-        A `LiftedMemory`, with `forward`, `step` and `init_state` as a `Shippo` layer has them.
-
-    Example:
-        >>> import torch
-        >>> from shippo_ssm.layers import lift
-        >>> layer = lift("legs", "dense", d_model=8, d_state=16)
-        >>> y, state = layer(torch.randn(2, 5, 8), output_state=True)
-        >>> y.shape, state.memory.shape
-        (torch.Size([2, 5, 8]), torch.Size([2, 2, 16, 4]))
+        A `LiftedMemory`, with `forward`, `step` and `init_state` as a `Shippo` layer has them. Times between samples (`dt`)
+        are exact for every measure and get no gradient; a dense measure takes one matrix exponential for each length that
+        occurs, so times on a grid are faster.
     """
     if step is None:
         step = 0.01 if measure == "s4d" else 1.0

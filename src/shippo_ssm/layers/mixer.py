@@ -11,88 +11,83 @@ from __future__ import annotations
 
 import zlib
 from abc import ABC, abstractmethod
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, ClassVar, Generic, Literal, NamedTuple, TypeVar, overload
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, Literal, NamedTuple, TypedDict, TypeVar, Unpack, overload
 
 import torch
 from torch import Tensor, nn
 from torch.distributed import ProcessGroup
 
-from shippo_ssm._private import values_visible
+from shippo_ssm.dispatch import is_readable
 from shippo_ssm.layers.states import map_states
 from shippo_ssm.scan.checks import asks_gradients, check_cu_seqlens, checksum
-from shippo_ssm.scan.distributed import Part, agree
+from shippo_ssm.scan.distributed import SequenceShard, negotiate_shards
 
 State = TypeVar("State")
 
 
 class Segment(NamedTuple):
-    """What a call says about its positions and its state, checked already.
+    """Which positions of a call are real, where outputs are wanted and what happens to the state; already checked.
 
     Args:
         mask: [B, T] bool, `False` at padding; `None` where every position is real.
         cu_seqlens: [num_sequences + 1] boundaries of sequences packed along T, with B = 1; `None` for one sequence per row.
-        owned: whether the state that is given may be written over.
-        every: whether the state that is returned is that after every position, with a leading T axis on all its tensors.
-        part: which part of a longer sequence the positions are, where the ranks of a process group hold the others; boundaries
-            are then those inside this part.
-        asked: [n] the places in the flattened [B T] at which an output is wanted, each once, in their order; y is then [n, ..]
-            in the place of [B, T, ..]. `None` where every position is asked. The states are those of the whole segment.
+        in_place: whether the given state may be overwritten.
+        return_all_states: whether to return the state after every position, with a leading T axis on all its tensors.
+        part: which part of a longer sequence this is, where the ranks of a process group hold the others; boundaries are then
+            those inside this part.
+        positions: [n] sorted indices into the flattened [B T] where outputs are wanted; y is then [n, ..] instead of
+            [B, T, ..]. `None` wants all. The state is that of the whole segment.
+        dt: [B, T] times since the previous sample, 0 at padding; `None` where they are all one.
     """
 
     mask: Tensor | None = None
     cu_seqlens: Tensor | None = None
-    owned: bool = False
-    every: bool = False
-    part: Part | None = None
-    asked: Tensor | None = None
+    in_place: bool = False
+    return_all_states: bool = False
+    part: SequenceShard | None = None
+    positions: Tensor | None = None
+    dt: Tensor | None = None
 
     @property
     def whole(self) -> bool:
-        """Whether every position is real and asked, every row one sequence, and none of it elsewhere."""
-        return self.mask is None and self.cu_seqlens is None and self.part is None and self.asked is None
+        """Whether every position is real and wanted, every row is one sequence, and no other rank has a part of it."""
+        return self.mask is None and self.cu_seqlens is None and self.part is None and self.positions is None
 
     def num_sequences(self, u: Tensor) -> int:
         """Sequences in `u` [B, T, ..], each with a state of its own."""
         return u.shape[0] if self.cu_seqlens is None else self.cu_seqlens.shape[0] - 1
 
-    def at_asked(self, tensor: Tensor) -> Tensor:
-        """`tensor` [B, T, ..] at the positions that are asked, [n, ..], or all of it."""
-        return tensor if self.asked is None else tensor.flatten(0, 1).index_select(0, self.asked)
+    def at_positions(self, tensor: Tensor) -> Tensor:
+        """`tensor` [B, T, ..] at the wanted positions, [n, ..], or all of it."""
+        return tensor if self.positions is None else tensor.flatten(0, 1).index_select(0, self.positions)
 
 
-# Whole rows, every position real.
-WHOLE = Segment()
-# The same, from a state that may be written over; and with the state after every position.
-OWNED, EVERY = Segment(owned=True), Segment(every=True)
+# Whole rows; the same with a state that may be overwritten; the same with the state after every position.
+WHOLE, IN_PLACE, ALL_STATES = Segment(), Segment(in_place=True), Segment(return_all_states=True)
+
+
+class SegmentOptions(TypedDict, total=False):
+    """What a call may say about the positions of its input, as keyword arguments."""
+
+    attention_mask: Tensor | None
+    cu_seqlens: Tensor | None
+    group: ProcessGroup | None
+    dt: Tensor | None
 
 
 class Mixer(nn.Module, ABC, Generic[State]):
-    """y, state = run(u, state): a causal sequence layer that continues exactly from the state it gave.
+    """y, state = run(u, state): a causal sequence layer that continues exactly from the state it gave."""
 
-    Example:
-        >>> import torch
-        >>> from shippo_ssm.layers import Mixer
-        >>> class Sum(Mixer[torch.Tensor]):
-        ...     def run(self, u, state, segment):
-        ...         y = u.cumsum(1) + (0 if state is None else state.unsqueeze(1))
-        ...         return y, y[:, -1]
-        ...     def init_state(self, batch_size):
-        ...         return torch.zeros(batch_size, self.d_model)
-        >>> layer = Sum(d_model=3)
-        >>> y, state = layer(torch.ones(2, 5, 3), output_state=True)
-        >>> layer.step(torch.ones(2, 3), state)[0][0].tolist()
-        [6.0, 6.0, 6.0]
-    """
-
-    takes_gaps: ClassVar[bool] = True
+    supports_masks: ClassVar[bool] = True
     """Whether the layer knows padding and packed sequences."""
-    takes_every: ClassVar[bool] = False
+    supports_all_states: ClassVar[bool] = False
     """Whether `run` gives the state after every position where a segment asks for it; otherwise positions go one by one."""
-    takes_group: ClassVar[bool] = False
+    supports_group: ClassVar[bool] = False
     """Whether the layer can run on a part of a sequence whose other parts are on other ranks of a process group."""
-    takes_asked: ClassVar[bool] = False
+    supports_positions: ClassVar[bool] = False
     """Whether `run` gives outputs at the positions that a segment asks only; otherwise all are computed, and those taken."""
+    supports_dt: ClassVar[bool] = False
+    """Whether the layer knows the time between positions."""
 
     def __init__(self, d_model: int) -> None:
         super().__init__()
@@ -107,11 +102,11 @@ class Mixer(nn.Module, ABC, Generic[State]):
         Args:
             u: [B, T, d_model].
             state: what an earlier segment gave; `None` for a fresh start.
-            segment: padding and packing; a layer with `takes_gaps = False` gets neither.
+            segment: padding and packing; a layer with `supports_masks = False` gets neither.
 
         Returns:
-            y [B, T, d_model], or [n, d_model] where the segment asks n positions of a layer with `takes_asked`; and the state
-            after the segment, one per sequence.
+            y [B, T, d_model], or [n, d_model] where the segment wants n positions and the layer has
+            `supports_positions`; and the state after the segment, one per sequence.
         """
 
     @abstractmethod
@@ -120,28 +115,14 @@ class Mixer(nn.Module, ABC, Generic[State]):
 
     @overload
     def forward(
-        self,
-        u: Tensor,
-        state: State | None = None,
-        segment: Segment | None = None,
-        *,
-        attention_mask: Tensor | None = None,
-        cu_seqlens: Tensor | None = None,
-        group: ProcessGroup | None = None,
-        output_state: Literal[False] = False,
-    ) -> Tensor: ...
+        self, u: Tensor, state: State | None = None, segment: Segment | None = None, *, output_state: Literal[False] = False,
+        **options: Unpack[SegmentOptions],
+    ) -> Tensor: ...  # fmt: skip
     @overload
     def forward(
-        self,
-        u: Tensor,
-        state: State | None = None,
-        segment: Segment | None = None,
-        *,
-        attention_mask: Tensor | None = None,
-        cu_seqlens: Tensor | None = None,
-        group: ProcessGroup | None = None,
-        output_state: Literal[True],
-    ) -> tuple[Tensor, State]: ...
+        self, u: Tensor, state: State | None = None, segment: Segment | None = None, *, output_state: Literal[True],
+        **options: Unpack[SegmentOptions],
+    ) -> tuple[Tensor, State]: ...  # fmt: skip
     def forward(
         self,
         u: Tensor,
@@ -150,6 +131,7 @@ class Mixer(nn.Module, ABC, Generic[State]):
         *,
         attention_mask: Tensor | None = None,
         cu_seqlens: Tensor | None = None,
+        dt: Tensor | None = None,
         group: ProcessGroup | None = None,
         output_state: bool = False,
     ) -> Tensor | tuple[Tensor, State]:
@@ -158,11 +140,13 @@ class Mixer(nn.Module, ABC, Generic[State]):
         Args:
             u: [B, T, d_model].
             state: the state of an earlier segment; a fresh start by default.
-            segment: what the next three say as a checked record, in their place: what a stack hands to its layers.
+            segment: what the next four say as a checked record, in their place: what a stack hands to its layers.
             attention_mask: [B, T], bool or 0/1 integers; padding may stand left, right or between, and leaves the state alone.
             cu_seqlens: [num_sequences + 1] boundaries of sequences packed along T, with B = 1; one state per sequence.
-            group: a process group whose ranks hold contiguous parts of T, in their order; `u` and `attention_mask` are this
-                rank's, the state and `cu_seqlens` those of the whole sequence. Gradients of parameters add up over the ranks.
+            dt: [B, T] times since the previous sample, 0 or more, a factor of every step; one by default. A position with a
+                time of zero leaves the memory as it is; padding has no time.
+            group: a process group whose ranks hold contiguous parts of T, in their order; `u`, `attention_mask` and `dt` are
+                this rank's, the state and `cu_seqlens` those of the whole sequence. Gradients of parameters add up over ranks.
             output_state: whether to return the state after the segment.
 
         Returns:
@@ -170,36 +154,31 @@ class Mixer(nn.Module, ABC, Generic[State]):
             `output_state=True`.
         """
         if segment is None:
-            segment = self.check(u, attention_mask, cu_seqlens, group)
-        if not self.takes_gaps and not segment._replace(part=None, asked=None).whole:
-            raise ValueError(
-                f"{type(self).__name__}: `attention_mask` or `cu_seqlens` came; expected `None`, this layer moves at every "
-                "position; leave padding out, or take a Shippo layer"
-            )
-        if segment.part is not None and not self.takes_group:
-            raise ValueError(
-                f"{type(self).__name__}: `group` came; expected `None`, this layer needs whole sequences; take a Shippo layer"
-            )
+            segment = self.check(u, attention_mask, cu_seqlens, group, dt)
+        self._refuse(segment)
         if segment.mask is not None:
-            # What stands at padding, were it NaN, reaches neither outputs nor gradients.
+            # Zero padded inputs so that a NaN there cannot leak.
             u = torch.where(segment.mask.unsqueeze(-1), u, 0)
-        run = self.run if self.takes_every or not segment.every else self.run_each
-        if segment.asked is None or (self.takes_asked and not segment.every):
+        run = self.run if self.supports_all_states or not segment.return_all_states else self.run_stepwise
+        if segment.positions is None or (self.supports_positions and not segment.return_all_states):
             y, state = run(u, state, segment)
         else:
-            y, state = run(u, state, segment._replace(asked=None))
-            y = segment.at_asked(y)
+            y, state = run(u, state, segment._replace(positions=None))
+            y = segment.at_positions(y)
         return (y, state) if output_state else y
 
     if TYPE_CHECKING:
         __call__ = forward
 
-    def step(self, u: Tensor, state: State | None = None, *, in_place: bool = False) -> tuple[Tensor, State]:
+    def step(
+        self, u: Tensor, state: State | None = None, *, dt: Tensor | None = None, in_place: bool = False
+    ) -> tuple[Tensor, State]:
         """One position.
 
         Args:
             u: [B, d_model].
             state: what an earlier call gave; a fresh start by default.
+            dt: [B] times since the previous position; one by default.
             in_place: whether `state` is the caller's alone and may be written over.
 
         Returns:
@@ -208,15 +187,20 @@ class Mixer(nn.Module, ABC, Generic[State]):
         if not isinstance(u, Tensor) or u.ndim != 2:
             raise ValueError(f"{type(self).__name__}.step: `u` is {_describe(u)}; expected [B, d_model], one position")
         u = u.unsqueeze(1)
-        self.check(u)
-        y, after = self(u, state, OWNED if in_place else WHOLE, output_state=True)
+        if dt is None:
+            self.check(u)
+            segment = IN_PLACE if in_place else WHOLE
+        else:
+            segment = self.check(u, dt=dt.unsqueeze(-1) if isinstance(dt, Tensor) else dt)._replace(in_place=in_place)
+        y, after = self(u, state, segment, output_state=True)
         return y.squeeze(1), after
 
-    def run_each(self, u: Tensor, state: State | None, segment: Segment) -> tuple[Tensor, State]:
+    def run_stepwise(self, u: Tensor, state: State | None, segment: Segment) -> tuple[Tensor, State]:
         """`run` with the state after every position, one position after another."""
         outputs, states = [], []
-        for position in u.split(1, dim=1):
-            y, state = self.run(position, state, WHOLE)
+        for t, position in enumerate(u.split(1, dim=1)):
+            alone = WHOLE if segment.dt is None else Segment(dt=segment.dt[:, t : t + 1])
+            y, state = self.run(position, state, alone)
             outputs.append(y)
             states.append(state)
         return torch.cat(outputs, dim=1), map_states(lambda *tensors: torch.stack(tensors), *states)
@@ -231,85 +215,98 @@ class Mixer(nn.Module, ABC, Generic[State]):
         attention_mask: Tensor | None = None,
         cu_seqlens: Tensor | None = None,
         group: ProcessGroup | None = None,
+        dt: Tensor | None = None,
     ) -> Segment:
         """Check `u` and what is said about its positions; returns the latter as a record."""
-        op, width = type(self).__name__, self.d_model
-        if group is not None:
-            return agree_on_segment(self, op, u, attention_mask, cu_seqlens, group, self.check)
+        width = self.d_model
         if not isinstance(u, Tensor) or u.ndim != 3 or u.shape[-1] != width:
-            raise ValueError(
-                f"{op}: `u` is {_describe(u)}; expected [B, T, d_model] with d_model = {width}; reshape or project it first"
-            )
-        if not u.is_floating_point():
-            raise ValueError(f"{op}: `u` has dtype {u.dtype}; expected a floating dtype; embed token ids first")
-        if attention_mask is None and cu_seqlens is None:
-            return WHOLE
-        return check_gaps(op, u, attention_mask, cu_seqlens)
+            problem = f"`u` is {_describe(u)}; expected [B, T, d_model] with d_model = {width}; reshape or project it first"
+        elif not u.is_floating_point():
+            problem = f"`u` has dtype {u.dtype}; expected a floating dtype; embed token ids first"
+        else:
+            problem = ""
+        return check_segment(self, u, attention_mask, cu_seqlens, group, dt, problem)
+
+    def _refuse(self, segment: Segment) -> None:
+        """Raise where a segment says what this layer cannot know."""
+        name = type(self).__name__
+        if not self.supports_masks and (segment.mask is not None or segment.cu_seqlens is not None):
+            came = "`attention_mask` or `cu_seqlens`"
+            raise ValueError(f"{name}: {came} came; expected `None`, this layer moves at every position; leave padding out")
+        if segment.part is not None and not self.supports_group:
+            raise ValueError(f"{name}: `group` came; expected `None`, this layer needs whole sequences; take a Shippo layer")
+        if segment.dt is not None and not self.supports_dt:
+            raise ValueError(f"{name}: `dt` came; expected `None`, this layer has no time; take a Shippo layer or a lift")
 
 
-def agree_on_segment(
+def check_segment(
     module: nn.Module,
-    op: str,
     u: Tensor,
-    attention_mask: Tensor | None,
-    cu_seqlens: Tensor | None,
-    group: ProcessGroup,
-    check: Callable[[Tensor, Tensor | None], Any],
+    attention_mask: Tensor | None = None,
+    cu_seqlens: Tensor | None = None,
+    group: ProcessGroup | None = None,
+    dt: Tensor | None = None,
+    problem: str = "",
 ) -> Segment:
-    """The `Segment` of this rank's part `u` [B, T, ..], checked on all ranks of `group` at once.
+    """Check what `module` was told about the positions of `u` [B, T, ..], on all ranks of `group` at once.
 
     Args:
         module: what will run; its parameters must have the same shapes on every rank.
-        op: its name, for messages.
-        check: checks (u, attention_mask) on this rank alone.
+        problem: what is wrong with `u`, if something is; raised together with the other ranks.
     """
+    op = type(module).__name__
 
-    def facts() -> dict[str, Any]:
-        check(u, attention_mask)
+    def make(cut: bool) -> Segment:
+        if problem:
+            raise ValueError(f"{op}: {problem}")
         if cu_seqlens is not None:
             if attention_mask is not None:
-                raise ValueError(_ONE_OF_THEM.format(op=op))
-            check_cu_seqlens(op, cu_seqlens, u.shape[0], None, u.device)
+                raise ValueError(f"{op}: `attention_mask` came with `cu_seqlens`; expected one of them; pack without padding")
+            check_cu_seqlens(op, cu_seqlens, u.shape[0], None if cut else u.shape[1], u.device)
+        mask = None if attention_mask is None else _check_mask(op, u, attention_mask)
+        return Segment(mask, cu_seqlens, dt=None if dt is None else _check_dt(op, u, dt, mask))
+
+    if group is None:
+        return WHOLE if not problem and attention_mask is None and cu_seqlens is None and dt is None else make(cut=False)
+    found: list[Segment] = []
+
+    def facts() -> dict[str, Any]:
+        found.append(make(cut=True))
         shapes = [(name, tuple(parameter.shape)) for name, parameter in module.named_parameters()]
         return {
             "T": u.shape[1],
             "`u` has B": u.shape[0],
             "`u` has dtype": str(u.dtype),
             "`cu_seqlens` has checksum": checksum(cu_seqlens),
+            "`dt` is there": dt is not None,
             "the checksum of the parameters' shapes": zlib.crc32(str(shapes).encode()),
             "a gradient of `u` or a parameter is asked for": asks_gradients(u, *module.parameters()),
+            "a gradient of `dt` is asked for": dt is not None and asks_gradients(dt),
         }
 
-    part = agree(op, group, facts)
-    mask = None if attention_mask is None else attention_mask.bool()
-    return Segment(mask, None if cu_seqlens is None else part.bounds(op, cu_seqlens), part=part)
+    part = negotiate_shards(op, group, facts)
+    return found[0]._replace(cu_seqlens=None if cu_seqlens is None else part.bounds(op, cu_seqlens), part=part)
 
 
-def check_segment(
-    module: nn.Module,
-    u: Tensor,
-    attention_mask: Tensor | None,
-    cu_seqlens: Tensor | None = None,
-    group: ProcessGroup | None = None,
-) -> Segment:
-    """What a model that is no mixer was told about the positions of `u` [B, T, ..], checked."""
-    op = type(module).__name__
-    if group is not None:
-        return agree_on_segment(module, op, u, attention_mask, cu_seqlens, group, lambda u, mask: check_gaps(op, u, mask))
-    return WHOLE if attention_mask is None and cu_seqlens is None else check_gaps(op, u, attention_mask, cu_seqlens)
+def last_positions(u: Tensor, segment: Segment) -> Tensor:
+    """[num_sequences] indices into the flattened [B T] of the last real position of every sequence of `u` [B, T, ..]."""
+    if segment.part is not None or not u.shape[1]:
+        raise ValueError(
+            "SequenceModel: `pool` is 'last' with `group` or without positions; expected whole, nonempty sequences"
+        )
+    if segment.cu_seqlens is not None:
+        if is_readable(segment.cu_seqlens) and not bool(segment.cu_seqlens.diff().all()):
+            raise ValueError(
+                "SequenceModel: `cu_seqlens` has an empty sequence; expected a last position for `pool`; leave it out"
+            )
+        return segment.cu_seqlens[1:].long() - 1
+    columns = torch.arange(u.shape[1], device=u.device).expand(u.shape[:2])
+    last = (columns if segment.mask is None else columns * segment.mask).amax(1)
+    return last + u.shape[1] * torch.arange(len(u), device=u.device)
 
 
-_ONE_OF_THEM = "{op}: `attention_mask` came with `cu_seqlens`; expected one of them; leave padding out of packed sequences"
-
-
-def check_gaps(op: str, u: Tensor, attention_mask: Tensor | None, cu_seqlens: Tensor | None = None) -> Segment:
-    """Padding or packing of `u` [B, T, ..] as a `Segment`; an integer mask must be of 0 and 1."""
-    if cu_seqlens is not None:
-        check_cu_seqlens(op, cu_seqlens, u.shape[0], u.shape[1], u.device)
-    if attention_mask is None:
-        return Segment(None, cu_seqlens)
-    if cu_seqlens is not None:
-        raise ValueError(_ONE_OF_THEM.format(op=op))
+def _check_mask(op: str, u: Tensor, attention_mask: Tensor) -> Tensor:
+    """The mask of `u` [B, T, ..] as bool; an integer mask must be of 0 and 1."""
     shape = tuple(u.shape[:2])
     if not isinstance(attention_mask, Tensor) or tuple(attention_mask.shape) != shape:
         raise ValueError(
@@ -320,11 +317,26 @@ def check_gaps(op: str, u: Tensor, attention_mask: Tensor | None, cu_seqlens: Te
             f"{op}: `attention_mask` has dtype {attention_mask.dtype}; expected bool or integers 0 and 1; pass the padding "
             "mask, not an additive one"
         )
-    # The values of an integer mask are looked at where that costs nothing: not on a card, not while tracing.
-    looked_at = attention_mask.dtype != torch.bool and values_visible(attention_mask)
+    # The values of an integer mask are looked at where that costs nothing: not on a GPU, not while tracing.
+    looked_at = attention_mask.dtype != torch.bool and is_readable(attention_mask)
     if looked_at and not bool(((attention_mask == 0) | (attention_mask == 1)).all()):
         raise ValueError(f"{op}: `attention_mask` has entries other than 0 and 1; expected 1 at real positions, 0 at padding")
-    return Segment(attention_mask.bool(), None)
+    return attention_mask.bool()
+
+
+def _check_dt(op: str, u: Tensor, dt: Tensor, mask: Tensor | None) -> Tensor:
+    """Times of the positions of `u` [B, T, ..], zero at padding whatever stands there."""
+    shape = tuple(u.shape[:2])
+    if not isinstance(dt, Tensor) or tuple(dt.shape) != shape or not dt.is_floating_point():
+        came = f"{_describe(dt)} and dtype {dt.dtype}" if isinstance(dt, Tensor) else _describe(dt)
+        raise ValueError(
+            f"{op}: `dt` is {came}; expected floating [B, T] = {shape}, the time since the previous sample at every position "
+            "([B] in `step`)"
+        )
+    dt = dt if mask is None else torch.where(mask, dt, 0)
+    if is_readable(dt) and not bool((dt >= 0).all()):
+        raise ValueError(f"{op}: `dt` has negative or NaN entries; expected times of 0 or more; sort the samples by time")
+    return dt
 
 
 def _describe(thing: Any) -> str:

@@ -1,10 +1,9 @@
 """Fixed online memories C' = A C + B f^T (stationary) or t C' = A C + B f^T (scaled), and their exact steps.
 
 A memory is a generator A, [N, N] or the N entries of a complex diagonal, and an input vector B [N]. With the input held
-constant over one step, C_k = left_k C_{k-1} + gain_k f_k^T holds exactly: left = exp(step A) and
-gain = int_0^step exp(s A) B ds for a stationary memory, and, for a scaled one between the times k - 1 and k,
-left_k = exp(log(k / (k - 1)) A) and gain_k = (I - left_k) (-A)^{-1} B, with left_1 = 0, since nothing was before. All of it is
-float64.
+constant over one step, C_k = left_k C_{k-1} + gain_k f_k^T holds exactly: left = exp(h A) and gain = int_0^h exp(s A) B ds for
+a step of length h of a stationary memory, and, for a scaled one from time s to t, left = exp(log(t / s) A) and
+gain = (I - left) (-A)^{-1} B, with left = 0 from time 0 on, since nothing was before. All of it is float64.
 """
 
 from __future__ import annotations
@@ -23,14 +22,7 @@ NAMES = ("legs", "legt", "s4d")
 
 @dataclass(frozen=True, slots=True)
 class OnlineMemory:
-    """A fixed online memory.
-
-    Example:
-        >>> memory = online_memory("s4d", d_state=2)
-        >>> left, gain = memory.steps([1, 2], step=0.1)
-        >>> left.shape, bool(abs(left[0, 0] - left[1, 0]) == 0)
-        ((2, 2), True)
-    """
+    """A fixed online memory."""
 
     A: np.ndarray
     """Generator: [N, N], or the diagonal [N] (complex)."""
@@ -39,7 +31,7 @@ class OnlineMemory:
     scaled: bool = False
     """Whether time divides: t C' = A C + B f^T."""
     flow: Callable[[np.ndarray], np.ndarray] | None = None
-    """For a scaled memory, left as a function of the ratios (k - 1) / k; the matrix exponential by default."""
+    """For a scaled memory, left as a function of the ratios s / t; the matrix exponential by default."""
 
     @property
     def diagonal(self) -> bool:
@@ -51,26 +43,36 @@ class OnlineMemory:
         """N."""
         return self.B.shape[0]
 
-    def steps(self, positions: Any, step: float = 1.0) -> tuple[np.ndarray, np.ndarray]:
-        """left [K, N, N] (or [K, N] for a diagonal) and gain [K, N] of the steps ending at `positions` [K], counted from 1."""
-        positions = np.asarray(positions)
+    def steps(self, times: Any, step: Any = 1.0) -> tuple[np.ndarray, np.ndarray]:
+        """left [K, N, N] (or [K, N] for a diagonal) and gain [K, N] of the steps that end at `times` [K].
+
+        Args:
+            times: ends of the steps, from a start at 0; they matter for a scaled memory only.
+            step: lengths of the steps, one for all or [K]; a step of length 0 changes nothing.
+        """
+        times, step = np.broadcast_arrays(np.asarray(times, dtype=np.float64), np.asarray(step, dtype=np.float64))
         if self.scaled:
-            ratios = (positions - 1) / positions
-            left = self._scaled_left(ratios)
-            left[positions == 1] = 0
+            ratios = np.divide(times - step, times, out=np.ones_like(times), where=step > 0).clip(0)
+            ratios, index = np.unique(ratios, return_inverse=True)
+            left = np.array(self._scaled_left(ratios))
+            left[ratios == 0] = 0
+            left = left[index]
             resting = -self.B / self.A if self.diagonal else -np.linalg.solve(self.A, self.B)
             return left, resting - (left * resting if self.diagonal else left @ resting)
+        # One exponential for each length that occurs.
+        lengths, index = np.unique(step, return_inverse=True)
+        lengths = lengths[:, None]
         if self.diagonal:
-            mean = np.divide(np.expm1(step * self.A), self.A, out=np.full_like(self.A, step), where=self.A != 0)
-            left, gain = np.exp(step * self.A), mean * self.B
+            small = np.broadcast_to(lengths, (len(lengths), self.order)).astype(self.A.dtype)
+            mean = np.divide(np.expm1(lengths * self.A), self.A, out=small, where=self.A != 0)
+            left, gain = np.exp(lengths * self.A), mean * self.B
         else:
             # exp of [[A, B], [0, 0]] holds both, and needs no inverse of A.
             block = np.zeros((self.order + 1,) * 2)
             block[:-1, :-1], block[:-1, -1] = self.A, self.B
-            both = expm(step * block)
-            left, gain = both[:-1, :-1], both[:-1, -1]
-        count = len(positions)
-        return np.broadcast_to(left, (count, *left.shape)), np.broadcast_to(gain, (count, *gain.shape))
+            both = np.stack([expm(length * block) for length in lengths[:, 0]])
+            left, gain = both[:, :-1, :-1], both[:, :-1, -1]
+        return left[index], gain[index]
 
     def _scaled_left(self, ratios: np.ndarray) -> np.ndarray:
         if self.flow is not None:

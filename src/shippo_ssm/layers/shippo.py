@@ -2,10 +2,10 @@
 
 Data path: u [B, T, d_model] is projected to a branch of D = expand d_model channels (r D for rank-r writes) and a gate z
 [B, T, D]. The branch passes a short causal convolution and a SiLU; its channels, cut into G groups of width P, are the values
-[B, T, G, P] that are written. The controller reads the branch and emits write, read, step, mix and right coordinates per
-group; the family makes right actions R [B, T, G, P, P] of coordinates and steps; the two-point cell moves the memory
-[B, G, N, P] and is read out (through a norm, if asked for). A skip adds the value, the gate multiplies, and an out-projection
-returns to [B, T, d_model].
+[B, T, G, P] that are written. The controller reads the branch and emits step, mix and right coordinates per group, and write
+and read vectors, which groups may share; the family makes right actions R [B, T, G, P, P] of coordinates and steps; the
+two-point cell moves the memory [B, G, N, P] and is read out (through a norm, if asked for). A skip adds the value, the gate
+multiplies, and an out-projection returns to [B, T, d_model].
 
 The state between calls is a `ShippoState` of fixed size. Padding is the identity map; packed sequences do not see each other.
 """
@@ -14,37 +14,38 @@ from __future__ import annotations
 
 import contextlib
 import inspect
-from typing import Any
+from typing import Any, Unpack
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from shippo_ssm._dtypes import compute_dtype
-from shippo_ssm._private import under_transform, values_visible
 from shippo_ssm.actions import get_family
 from shippo_ssm.layers import decode
-from shippo_ssm.layers.cell import CellState, run_cell, scaled, step_cell
+from shippo_ssm.layers.cell import run_cell, step_cell
 from shippo_ssm.layers.controller import Controller, Emission
 from shippo_ssm.layers.conv import ShortConv
 from shippo_ssm.layers.drift import initial_drift
-from shippo_ssm.layers.mixer import Mixer, Segment
-from shippo_ssm.layers.norm import SparedNorm
-from shippo_ssm.layers.spared import Spared
-from shippo_ssm.layers.spec import ShippoSpec
-from shippo_ssm.layers.state import ShippoState, check_state
+from shippo_ssm.layers.mixer import Mixer, Segment, SegmentOptions
+from shippo_ssm.layers.norm import NoDecayNorm
+from shippo_ssm.layers.scaled import scaled
+from shippo_ssm.layers.spec import ShippoSpec, make_spec
+from shippo_ssm.layers.states import CellState, ShippoState, check_state
+from shippo_ssm.layers.weight_decay import NoWeightDecay
 from shippo_ssm.scan import Recurrence
 
 # Small beside anything that is read, so that the norm has the same scale whatever the memory holds.
 READ_EPS = 1e-10
 
 
-class Shippo(Mixer[ShippoState], Spared):
+class Shippo(Mixer[ShippoState], NoWeightDecay):
     """y = W_out (silu(z) (read^T H + skip value)), H_t = L_t (H_{t-1} + beta_t U_{t-1}) R_t + gamma_t U_t: one SHiPPO layer.
 
     Args:
         d_model: width of input and output.
         args, options: the fields of `ShippoSpec`, by position or by name.
+        preset: a word of `PRESETS`, for what the options do not say: "tracking" (the default) or "language".
         spec: all of them as one record instead.
         layer_idx: place in a stack, for caches and messages.
 
@@ -59,24 +60,27 @@ class Shippo(Mixer[ShippoState], Spared):
         True
     """
 
-    takes_every = True
-    takes_group = True
-    takes_asked = True
-    spared = ("drift_log", "skip", "initial_memory")
+    supports_all_states = True
+    supports_group = True
+    supports_positions = True
+    supports_dt = True
+    no_weight_decay = ("drift_log", "skip", "initial_memory")
 
     def __init__(
         self,
         d_model: int,
         *args: Any,
+        preset: str | None = None,
         spec: ShippoSpec | None = None,
         layer_idx: int | None = None,
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
         **options: Any,
     ) -> None:
-        if spec is not None and (args or options):
-            raise ValueError(f"Shippo: `spec` came with {args or ', '.join(options)}; expected one of them; change the spec")
-        spec = spec or ShippoSpec(*args, **options)
+        if spec is not None and (args or options or preset):
+            extra = preset or args or ", ".join(options)
+            raise ValueError(f"Shippo: `spec` came with {extra}; expected one of them; change the spec")
+        spec = spec or make_spec("Shippo", preset, *args, **options)
         d_inner = spec.num_channels(d_model)
         super().__init__(d_model)
         self.spec, self.d_inner, self.num_groups, self.layer_idx = spec, d_inner, d_inner // spec.group_width, layer_idx
@@ -88,15 +92,15 @@ class Shippo(Mixer[ShippoState], Spared):
         self.controller = Controller(d_inner, self.num_groups, self.right, spec, **place)
         self.drift_log = nn.Parameter(torch.empty(self.num_groups, spec.d_state, **place))
         self.skip = nn.Parameter(torch.empty(self.num_groups, spec.group_width, **place))
-        self.read_norm = SparedNorm(d_inner, eps=READ_EPS, **place) if spec.read_norm else None
+        self.read_norm = NoDecayNorm(d_inner, eps=READ_EPS, **place) if spec.read_norm else None
         self.initial_memory = None
         if spec.learnable_initial_state:
             self.initial_memory = nn.Parameter(torch.empty(self.num_groups, spec.d_state, spec.group_width, **place))
         self.out_proj = nn.Linear(d_inner, d_model, bias=spec.bias, **place)
         self.reset_parameters()
-        # A layer asked for in half precision keeps its spared parameters in float32 as well.
+        # A layer built in half precision keeps these parameters in float32 as well.
         if compute_dtype(self.drift_log.dtype) != self.drift_log.dtype:
-            for parameter in self.spared_parameters():
+            for parameter in self.no_weight_decay_parameters():
                 parameter.data = parameter.data.float()
 
     def reset_parameters(self) -> None:
@@ -154,28 +158,24 @@ class Shippo(Mixer[ShippoState], Spared):
 
     def state_shapes(self, batch_size: int) -> dict[str, tuple[int, ...]]:
         """The shapes of the tensors of a `ShippoState` of `batch_size` sequences, by name."""
-        spec, groups = self.spec, (batch_size, self.num_groups)
-        ranks = (*groups, spec.write_rank) if spec.write_rank > 1 else groups
+        spec, rank = self.spec, (self.spec.write_rank,) if self.spec.write_rank > 1 else ()
         shapes = {
             "conv": (batch_size, spec.d_conv - 1, spec.write_rank * self.d_inner),
-            "memory": (*groups, spec.d_state, spec.group_width),
-            "write": (*ranks, spec.d_state),
-            "value": (*ranks, spec.group_width),
+            "memory": (batch_size, self.num_groups, spec.d_state, spec.group_width),
+            "write": (batch_size, self.controller.num_sets, *rank, spec.d_state),
+            "value": (batch_size, self.num_groups, *rank, spec.group_width),
         }
         if spec.controller_conv:
             shapes["controller"] = (batch_size, spec.controller_conv - 1, self.d_inner)
         return shapes
 
     def run(self, u: Tensor, state: ShippoState | None, segment: Segment) -> tuple[Tensor, ShippoState]:
-        """One segment; a single token that continues a state takes one update of the cell instead of a scan.
-
-        Where a segment asks few positions, what stands behind the memory is computed there only, and so are the reads.
-        """
-        facts = None if torch.is_grad_enabled() else self._can_decode(u, state, segment)
-        if facts is not None:
-            return self._decode(u, state, segment, facts)
-        if segment.every:
-            return self.run_each(u, state, segment)
+        """One segment; a single token that continues a state takes one update of the cell instead of a scan."""
+        plan = decode.find_plan(self, u, state, segment)
+        if plan is not None:
+            return decode.decode(self, plan, u, state, segment)
+        if segment.return_all_states:
+            return self.run_stepwise(u, state, segment)
         single = state is not None and u.shape[1] == 1 and segment.whole
         x, gate, emission, state, windows = self._emit(u, state, segment)
         # The recurrence runs in float32 at least, also where autocast lowers the projections.
@@ -195,94 +195,22 @@ class Shippo(Mixer[ShippoState], Spared):
                 y, cell = run_cell(record, emission.mix, state.cell, segment, self.spec.backend)
             # Of one rank a view: the gradient of a selection is filled with zeros first.
             read_gate, own = emission.read_gate, ranks.squeeze(-2) if self.spec.write_rank == 1 else ranks.select(-2, 0)
-            if segment.asked is not None:
-                y, read_gate, own, gate = (segment.at_asked(tensor) for tensor in (y, read_gate, own, gate))
+            if segment.positions is not None:
+                y, read_gate, own, gate = (segment.at_positions(tensor) for tensor in (y, read_gate, own, gate))
             (y,) = scaled(y, read_gate)
             if self.read_norm is not None:
                 y = self.read_norm(y.flatten(-2)).view_as(y)
             y = y + self.skip.to(y.dtype) * own
         y = self.out_proj(y.flatten(-2).to(gate.dtype) * F.silu(gate))
         if segment.mask is not None:
-            y = torch.where(segment.at_asked(segment.mask).unsqueeze(-1), y, 0)
+            y = torch.where(segment.at_positions(segment.mask).unsqueeze(-1), y, 0)
         return y, windows._replace(cell=cell)
 
-    def _can_decode(self, u: Tensor, state: ShippoState | None, segment: Segment) -> decode.Facts | None:
-        """What `_decode` needs, where it serves a call without gradients: few tokens, plain CPU tensors of the dtypes it knows,
-        and nobody listens to the modules that it does not call."""
-        if not segment.whole or u.device.type != "cpu" or u.dtype not in decode.DTYPES:
-            return None
-        # A graph with a free length is not a step; ONNX knows no operators of ours.
-        length = u.shape[1]
-        if isinstance(length, torch.SymInt) or torch.onnx.is_in_onnx_export() or torch.is_autocast_enabled("cpu"):
-            return None
-        if (length != 1 and not segment.every) or not u.numel() or self.spec.backend not in ("auto", "fused"):
-            return None
-        if self.spec.controller_conv and segment.every:
-            return None
-        if values_visible(u):
-            facts = decode.recall_facts(self)
-        else:
-            facts = None if under_transform() else decode.facts_of(self)
-        if facts is None or facts.dtype != u.dtype:
-            return None
-        fits = state is None or (state.conv.dtype == u.dtype and state.cell.memory.dtype == facts.kept)
-        return facts if fits else None
-
-    def _decode(
-        self, u: Tensor, state: ShippoState | None, segment: Segment, facts: decode.Facts
-    ) -> tuple[Tensor, ShippoState]:
-        """`run` for a few tokens: the projections, and two compiled operators between them."""
-        batch, length, _ = u.shape
-        fresh = state is None
-        if state is None:
-            state = self.init_state(batch, u)
-        else:
-            check_state("Shippo", state, self.state_shapes(batch), u.device)
-        before = (state.conv.contiguous(), *(tensor.contiguous() for tensor in state.cell))
-        if (fresh or segment.owned) and not segment.every:
-            after = before
-        else:
-            lead = (length,) if segment.every else ()
-            after = tuple(torch.empty(lead + tensor.shape, dtype=tensor.dtype) for tensor in before)
-        tokens, rank, dtype = batch * length, self.spec.write_rank, u.dtype
-        (into, emitting, back), (into_weights, emitting_weights, back_weights) = facts.linears, facts.weights
-        (projected,) = decode.project(into_weights, into, u.reshape(tokens, -1).contiguous())
-        x = torch.empty(tokens, rank * self.d_inner, dtype=dtype)
-        decode.branch(projected, before[0], *facts.conv, x, after[0], segment.every)
-        source, own_window, right = x if rank == 1 else x[:, : self.d_inner].contiguous(), None, None
-        if state.controller is not None:
-            conv = self.controller.conv
-            assert conv is not None
-            source, own_window = conv(source.unsqueeze(1), state.controller)
-            source = source.squeeze(1)
-        raw = decode.project(emitting_weights, emitting, source)
-        scalar_bias, right_bias = facts.parameters[:2]
-        if facts.inline is None and len(emitting) == 4:
-            parts = raw[0].split([linear.out_features for linear in emitting], dim=1) if len(raw) == 1 else raw
-            assert scalar_bias is not None
-            assert right_bias is not None
-            step = F.softplus(parts[2][:, : self.num_groups].to(facts.kept) + scalar_bias[0])
-            right = self.right(parts[3].unflatten(-1, (self.num_groups, -1)).to(facts.kept) + right_bias, step).contiguous()
-        out = torch.empty(tokens, self.d_inner, dtype=dtype)
-        decode.cell(
-            x, projected, raw, right, facts.inline, facts.parameters, READ_EPS, before[1:], after[1:], out, segment.every
-        )  # fmt: skip
-        (y,) = decode.project(back_weights, back, out)
-        return y.view(batch, length, -1), ShippoState(after[0], CellState(*after[1:]), own_window)
-
-    def right_actions(
-        self,
-        u: Tensor,
-        state: ShippoState | None = None,
-        *,
-        attention_mask: Tensor | None = None,
-        cu_seqlens: Tensor | None = None,
-    ) -> Tensor | None:
+    def right_actions(self, u: Tensor, state: ShippoState | None = None, **options: Unpack[SegmentOptions]) -> Tensor | None:
         """R [B, T, G, P, P] that the layer would apply along `u` [B, T, d_model]; `None` without a right action."""
         if not self.right.num_coordinates:
             return None
-        segment = self.check(u, attention_mask, cu_seqlens)
-        emission = self._emit(u, state, segment)[2]
+        emission = self._emit(u, state, self.check(u, **options))[2]
         return self.right(emission.coords, emission.step)
 
     def extra_repr(self) -> str:
@@ -311,11 +239,7 @@ class Shippo(Mixer[ShippoState], Spared):
 
 def _signature() -> inspect.Signature:
     """`Shippo.__init__` as a reader wants to see it: the fields of the spec in the place of `*args` and `**options`."""
-    own = [
-        p
-        for p in inspect.signature(Shippo.__init__).parameters.values()
-        if p.kind.name not in ("VAR_POSITIONAL", "VAR_KEYWORD")
-    ]
+    own = [p for p in inspect.signature(Shippo.__init__).parameters.values() if not p.kind.name.startswith("VAR_")]
     fields = list(inspect.signature(ShippoSpec).parameters.values())
     return inspect.Signature(sorted([*own[:2], *fields, *own[2:]], key=lambda parameter: parameter.kind))
 

@@ -4,37 +4,38 @@ How a layer starts decides whether it learns. A right action's angle is step x c
 so time is counted in tokens: steps start at one, and the drift forgets between one token and `memory_length` tokens. The
 convolution starts as the identity of the present token, values pass in and out unchanged in direction (`in_init`,
 `out_init`), a key reads where it wrote, what is read is normalised, and the right action starts close to the identity.
-`LANGUAGE_START` is what a language model changes of it: text lives from neighbours, so a part of the channels sees the token
-before. A layer that has to learn what tokens do must not begin with that: it would learn pairs of tokens by heart instead.
-`PAPER_START` is the start of a Mamba-style layer, as the first version of this library had it.
+
+`PRESETS` has a word for each use. "tracking" is the default: it learns what tokens do to a state. "language" is for text:
+text lives from neighbours, so a part of the channels sees the token before, and right actions may forget. A layer that has to
+learn what tokens do must not begin with that: it would learn pairs of tokens by heart instead.
+`PAPER_GEOMETRY` gives every transport group its own write and read vectors, as the paper has it. `PAPER_START` is the start of
+a Mamba-style layer, as the first version of this library had it.
 """
 
 from __future__ import annotations
 
-from dataclasses import KW_ONLY, dataclass
+from dataclasses import KW_ONLY, dataclass, fields
+from difflib import get_close_matches
 from typing import Any
 
 from shippo_ssm._expect import expect_real, expect_size
 from shippo_ssm.actions import RightAction
-from shippo_ssm.scan.dispatch import BACKENDS, unknown_backend
+from shippo_ssm.dispatch import SCAN_BACKENDS, unknown_backend
 
 # The previous start, as arguments: Shippo(d_model, **PAPER_START).
 PAPER_START: dict[str, Any] = {
-    "right": "split",
-    "bounded": False,
-    "learnable_initial_state": False,
-    "initial_state_std": 1.0,
-    "drift_init": "s4d-real",
-    "dt_min": 0.001,
-    "dt_max": 0.1,
-    "in_init": "random",
-    "conv_init": "random",
-    "read_init": "random",
-    "read_norm": False,
+    "right": "split", "bounded": False, "learnable_initial_state": False, "initial_state_std": 1.0, "drift_init": "s4d-real",
+    "dt_min": 0.001, "dt_max": 0.1, "in_init": "random", "conv_init": "random", "read_init": "random", "read_norm": False,
     "out_init": "random",
+}  # fmt: skip
+# The paper's geometry, as arguments: one write and one read vector per transport group, every number of the controller in full.
+PAPER_GEOMETRY: dict[str, Any] = {"d_state": 32, "num_bc_groups": None, "controller_rank": None, "low_rank_right": False}
+# What a word changes of the defaults: Shippo(d_model, preset="language").
+PRESETS: dict[str, dict[str, Any]] = {
+    "tracking": {},
+    # Prototype, bits per byte of text: dissipative, bottleneck 32 and N 32 1.823, orthogonal 1.863, no right action 1.873.
+    "language": {"right": "dissipative", "conv_init": "staggered", "controller_rank": 32, "low_rank_right": True},
 }
-# What a language model changes, as arguments.
-LANGUAGE_START: dict[str, Any] = {"conv_init": "staggered"}
 # What the words of a start may be.
 WORDS = {
     "in_init": ("identity", "random"),
@@ -42,21 +43,32 @@ WORDS = {
     "read_init": ("write", "next", "random"),
     "out_init": ("transpose", "random"),
 }
+# Options that other layers have -> what to do here.
+_ELSEWHERE = {
+    "dropout": "the layer has none inside; use Block(Shippo(d_model), dropout=p) or put nn.Dropout behind it",
+    "bidirectional": "use Bidirectional(Shippo(d_model), Shippo(d_model))",
+    "lengths": "call the layer with attention_mask= [B, T], or with packed sequences and cu_seqlens=",
+    "dt time_deltas": "it belongs to a call: layer(u, dt=...) with times [B, T] since the previous sample",
+    "initial_state h0": "it belongs to a call: layer(u, state); `learnable_initial_state` gives the layer one of its own",
+    "hidden_size input_size dim": "the width is `d_model`, the first argument; the memory has `d_state` and `group_width`",
+    "num_layers n_layers": "use ShippoBackbone(d_model, n_layers) for several layers",
+    "batch_first": "leave it out; inputs are always [B, T, d_model]",
+    "ngroups n_groups": "it is `num_bc_groups` here",
+    "headdim head_dim": "it is `group_width` here",
+}
+
+
+class UnknownOption(TypeError, ValueError):
+    """An option that the layer does not have: a `TypeError`, as Python raises, and a `ValueError`, as this library does."""
 
 
 @dataclass(frozen=True, slots=True)
 class ShippoSpec:
-    """How a `Shippo` layer is built, apart from its width.
-
-    Example:
-        >>> from shippo_ssm.layers import Shippo, ShippoSpec
-        >>> spec = ShippoSpec(d_state=8, right="dense")
-        >>> Shippo(16, spec=spec).right.num_coordinates
-        16
-    """
+    """How a `Shippo` layer is built, apart from its width."""
 
     d_state: int = 32
-    """N, slots of the memory per group."""
+    """N, slots of the memory per group. Recall of 16 / 32 pairs: .92 / .56 with 16, .99 / .74 with 32; A5 at 256 and 1,024:
+    1.00 and .94 with 16, .98 and .97 with 32 (seed 10, `results/defaults.json`)."""
     d_conv: int = 4
     """Taps of the short causal convolution."""
     expand: float = 2
@@ -67,6 +79,15 @@ class ShippoSpec:
     """The right action: a word of `actions.FAMILIES` ("orthogonal", "dissipative", "split", "structured", "dense", "none"), or
     a family of width P."""
     _: KW_ONLY
+    num_bc_groups: int | None = 1
+    """Q, sets of write and read vectors, each shared by G / Q transport groups (Mamba-2's ngroups); `None` gives every
+    transport group its own, as in the paper. Prototype on text: 1.829 bits at 742 k weights, 1.870 at 684 k with None."""
+    controller_rank: int | None = 16
+    """Width of a linear bottleneck in front of the step, mix and gates of all groups; `None` projects them in full. Beside the
+    full projection it saves a quarter of the weights; `benchmarks/defaults.py` compares both."""
+    low_rank_right: bool = False
+    """Whether the right coordinates pass that bottleneck as well. Prototype with 16: text does not mind (1.837 bits at
+    464 k), A5 words fail on one seed of two."""
     bounded: bool = True
     """Hold ||R||_2 <= 1 also in the families that can grow (split, structured, dense): a memory then cannot blow up."""
     write_rank: int = 1
@@ -111,15 +132,20 @@ class ShippoSpec:
     def __post_init__(self) -> None:
         for name in ("d_state", "d_conv", "group_width", "write_rank"):
             expect_size("Shippo", name, getattr(self, name))
+        for name in ("num_bc_groups", "controller_rank"):
+            if getattr(self, name) is not None:
+                expect_size("Shippo", name, getattr(self, name), "a positive integer, or None")
         expect_size("Shippo", "controller_conv", self.controller_conv, "a number of taps, or 0 for none", 0)
         for name in ("expand", "dt_min", "dt_max"):
             expect_real("Shippo", name, getattr(self, name), "a number above 0", 0, open_end=True)
         for name in ("initial_state_std", "right_std"):
             expect_real("Shippo", name, getattr(self, name), "a standard deviation, 0 or more", 0)
         expect_real("Shippo", "memory_length", self.memory_length, "at least one token", 1)
+        if self.low_rank_right and self.controller_rank is None:
+            raise ValueError("Shippo: `low_rank_right` is True without `controller_rank`; expected the width of the bottleneck")
         if self.dt_min > self.dt_max:
             raise ValueError(f"Shippo: `dt_min`, `dt_max` are {self.dt_min}, {self.dt_max}; expected 0 < dt_min <= dt_max")
-        if self.backend not in ("auto", *BACKENDS):
+        if self.backend not in ("auto", *SCAN_BACKENDS):
             raise unknown_backend("Shippo", self.backend)
         for name, words in WORDS.items():
             if getattr(self, name) not in words:
@@ -138,3 +164,27 @@ class ShippoSpec:
                 f"of {channels}; choose another group_width or expand"
             )
         return channels
+
+    def num_sets(self, num_groups: int) -> int:
+        """Q, the sets of write and read vectors of `num_groups` transport groups."""
+        sets = self.num_bc_groups or num_groups
+        if num_groups % sets:
+            raise ValueError(
+                f"Shippo: `num_bc_groups` is {sets} with {num_groups} transport groups; expected a divisor of {num_groups}, or "
+                "None for one per group"
+            )
+        return sets
+
+
+def make_spec(op: str, preset: str | None, *args: Any, **options: Any) -> ShippoSpec:
+    """The spec of a preset with `options` changed; an unknown option of `op` is named together with what to do instead."""
+    if preset is not None and preset not in PRESETS:
+        raise ValueError(f"{op}: `preset` is {preset!r}; expected one of {', '.join(map(repr, PRESETS))}")
+    known = [entry.name for entry in fields(ShippoSpec)]
+    for name in options:
+        if name not in known:
+            remedies = [remedy for names, remedy in _ELSEWHERE.items() if name in names.split()]
+            remedies += [f"did you mean {near!r}?" for near in get_close_matches(name, known, n=1)]
+            raise UnknownOption(f"{op}: `{name}` is not an option; {(*remedies, 'see the fields of `ShippoSpec`')[0]}")
+    preset_options = {name: value for name, value in PRESETS[preset or "tracking"].items() if name not in known[: len(args)]}
+    return ShippoSpec(*args, **preset_options | options)

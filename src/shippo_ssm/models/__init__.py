@@ -1,6 +1,6 @@
-"""Models: the sequence model of the experiments and its baselines, checkpoints, and the Hugging Face model.
+"""Sequence models and their baselines, decoding and checkpoints.
 
-The names of `models.hf` (`ShippoConfig`, `ShippoModel`, `ShippoForCausalLM`) load transformers on first use.
+`ShippoConfig`, `ShippoModel` and `ShippoForCausalLM` come from `shippo_ssm.integrations.huggingface`, on first use.
 """
 
 from __future__ import annotations
@@ -8,12 +8,13 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from shippo_ssm.models.adapters import FlaShippo, MambaShippo
-from shippo_ssm.models.baselines import AttentionCache, CausalAttention, FreeMixer, GRUMixer, LSTMMixer, transformer_block
+from shippo_ssm.integrations.fla import FlaShippo
+from shippo_ssm.integrations.mamba_ssm import MambaShippo
+from shippo_ssm.layers.attention import AttentionCache, CausalAttention
+from shippo_ssm.models.baselines import FreeMixer, GRUMixer, LSTMMixer, transformer_block
 from shippo_ssm.models.checkpoint import load_checkpoint, read_checkpoint, save_checkpoint
 from shippo_ssm.models.decoding import PrefixCache, Verdict, speculate, verify
-from shippo_ssm.models.parameters import count_parameters
-from shippo_ssm.models.sequence import MIXERS, Heads, SequenceConfig, SequenceModel
+from shippo_ssm.models.sequence import MIXERS, Heads, SequenceConfig, SequenceModel, count_parameters
 
 if TYPE_CHECKING:
     from shippo_ssm.models.hf import ShippoConfig as ShippoConfig

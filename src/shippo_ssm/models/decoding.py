@@ -1,8 +1,6 @@
 """Decoding with states: continue from the longest known prefix, and check several proposed tokens in one call.
 
-Both work with any model that has the calls of `SequenceModel`: model(ids, states, segment=.., output_state=True) gives logits
-[B, T, classes] and the states after the segment, `step` one position. The Hugging Face model has its own ways, `generate` with
-an assistant and a `DynamicCache`.
+Both work with any model that has the calls of `SequenceModel`. The Hugging Face model uses `generate` and its cache instead.
 """
 
 from __future__ import annotations
@@ -15,27 +13,23 @@ import torch
 from torch import Tensor
 
 from shippo_ssm.layers import states as values
-from shippo_ssm.layers.mixer import EVERY
+from shippo_ssm.layers.mixer import ALL_STATES
 
 
 class PrefixCache:
-    """model(prompt), from the state after the longest prefix of the prompt that was read before: exactly, and no more work.
+    """model(prompt), continued from the state after the longest prefix that was read before.
 
-    States at the ends of prompts are kept, the least recently used ones are given up when they outgrow `max_bytes`. A state
-    has a fixed size, so that a prefix of any length costs the same.
+    The states at the ends of prompts are kept; above `max_bytes` in total the least recently used ones are dropped. Attributes
+    `num_read` and `num_known` count the tokens that went through the model and those that did not have to.
 
     Args:
         model: a `SequenceModel` (or one with its calls) that reads token ids [B, T].
         max_bytes: bound of all kept states together.
 
-    Attributes:
-        num_read: tokens that went through the model.
-        num_known: tokens that did not have to.
-
     Example:
         >>> import torch
         >>> from shippo_ssm.models import PrefixCache, SequenceConfig, SequenceModel
-        >>> config = SequenceConfig(mixer="none", d_model=16, n_layers=1, d_state=8, vocab_size=11, backend="reference")
+        >>> config = SequenceConfig(d_model=16, n_layers=1, d_state=8, vocab_size=11, backend="reference")
         >>> cache = PrefixCache(SequenceModel(config).eval())
         >>> _ = cache.read([1, 2, 3])
         >>> logits, states = cache.read([1, 2, 3, 4, 5])
@@ -60,29 +54,19 @@ class PrefixCache:
 
     @torch.no_grad()
     def read(self, prompt: Sequence[int] | Tensor) -> tuple[Tensor, list[Any]]:
-        """Read a prompt.
-
-        Args:
-            prompt: token ids [T], T >= 1.
-
-        Returns:
-            Logits [1, classes] at its last token, and the states after it (a copy: the caller may write over them).
-        """
+        """Logits [1, classes] at the last token of a prompt [T], and a copy of the states after it."""
         tokens = tuple(torch.as_tensor(prompt).flatten().tolist())
         if not tokens:
             raise ValueError("PrefixCache.read: `prompt` is empty; expected at least one token")
         known = self._longest(tokens)
-        if known == len(tokens):
-            self._kept.move_to_end(tokens)
-            logits, after = self._kept[tokens]
-        else:
-            before = None
-            if known:
-                self._kept.move_to_end(tokens[:known])
-                before = self._kept[tokens[:known]][1]
-            device = next(iter(self.model.parameters())).device
-            ids = torch.tensor([tokens[known:]], device=device)
-            logits, after = self.model(ids, before, output_state=True)
+        logits: Any = None
+        after: Any = None
+        if known:
+            logits, after = self._kept[tokens[:known]]
+            self._kept.move_to_end(tokens[:known])
+        if known < len(tokens):
+            ids = torch.tensor([tokens[known:]], device=next(iter(self.model.parameters())).device)
+            logits, after = self.model(ids, after, output_state=True)
             logits = logits[:, -1].clone()
             self._keep(tokens, logits, after)
         self.num_known += known
@@ -90,7 +74,7 @@ class PrefixCache:
         return logits.clone(), values.clone(after)
 
     def _longest(self, tokens: tuple[int, ...]) -> int:
-        """The length of the longest kept prompt that `tokens` begin with."""
+        """The length of the longest kept prefix of `tokens`."""
         lengths = sorted({len(kept) for kept in self._kept if len(kept) <= len(tokens)}, reverse=True)
         return next((length for length in lengths if tokens[:length] in self._kept), 0)
 
@@ -105,31 +89,28 @@ class PrefixCache:
 
 
 class Verdict(NamedTuple):
-    """What a model says of proposed tokens.
-
-    Args:
-        accepted: how many of them are its own greedy choices, from the first on.
-        following: [1], its choice after those.
-        states: after the last accepted token.
-    """
+    """The result of `verify`."""
 
     accepted: int
+    """How many of the proposed tokens, from the first on, are the model's greedy choices."""
     following: Tensor
+    """[1], its choice after those."""
     states: list[Any]
+    """The states after the last accepted token."""
 
 
 @torch.no_grad()
 def verify(model: Any, last: Tensor, proposed: Tensor, states: Sequence[Any]) -> Verdict:
-    """Read `last` and all `proposed` tokens in one call, and keep the states at the last one that the model would have chosen.
+    """Compare `proposed` tokens with the model's greedy choices, in one call.
 
     Args:
         model: a `SequenceModel` (or one with its calls) that reads token ids.
-        last: [1], the last token that is settled; not yet in `states`.
-        proposed: [K], tokens that may follow.
+        last: [1], the last accepted token, not yet in `states`.
+        proposed: [K], the proposed continuation.
         states: the states before `last`, of one sequence.
     """
     ids = torch.cat([last, proposed.to(last)]).unsqueeze(0)
-    logits, every = model(ids, states, segment=EVERY, output_state=True)
+    logits, every = model(ids, states, segment=ALL_STATES, output_state=True)
     choices = logits[0].argmax(-1)
     accepted = int((choices[:-1] == ids[0, 1:]).int().cumprod(0).sum())
     return Verdict(accepted, choices[accepted : accepted + 1], values.at(every, accepted))
@@ -137,17 +118,14 @@ def verify(model: Any, last: Tensor, proposed: Tensor, states: Sequence[Any]) ->
 
 @torch.no_grad()
 def speculate(model: Any, assistant: Any, prompt: Tensor, num_tokens: int, num_proposed: int = 4) -> Tensor:
-    """Greedy decoding with an assistant that proposes: the same tokens as without it, in fewer calls of `model`.
+    """Greedy decoding with an assistant: the same tokens [num_tokens] as without it, in fewer calls of `model`.
 
     Args:
-        model: decides; a `SequenceModel` over token ids.
-        assistant: proposes; another over the same ids, cheaper.
+        model: a `SequenceModel` over token ids.
+        assistant: a cheaper one over the same ids, which proposes.
         prompt: [T], T >= 1.
-        num_tokens: how many tokens to add.
+        num_tokens: number of tokens to generate.
         num_proposed: K, tokens proposed at a time.
-
-    Returns:
-        The added tokens [num_tokens].
     """
     head, last = prompt[:-1].unsqueeze(0), prompt[-1:]
     ours, theirs = (m(head, output_state=True)[1] if head.shape[1] else m.init_state(1) for m in (model, assistant))
@@ -163,7 +141,6 @@ def speculate(model: Any, assistant: Any, prompt: Tensor, num_tokens: int, num_p
         added += [*proposed[: verdict.accepted], verdict.following]
         ours, last = verdict.states, verdict.following
         if verdict.accepted < num_proposed:
-            # The assistant has read `last` and the accepted tokens, and goes on from there.
             theirs = visited[verdict.accepted]
         else:
             _, theirs = assistant.step(proposed[-1], theirs)

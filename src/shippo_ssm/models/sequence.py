@@ -1,16 +1,15 @@
-"""The sequence model of the experiments: one frame around a stack of any mixer.
+"""The sequence model of the experiments: embedding, a stack of any mixer, and a head.
 
-Data path: inputs pass the embedding (token ids [B, T], or whatever a given embedding module takes, or vectors
-[B, T, d_model] where there is none), an input projection, n_layers pre-norm residual blocks of the chosen mixer, a last norm
-and an output projection; the result [B, T, d_model] are the features. The head makes logits of them: [B, T, classes], or
-[B, T, heads, classes]. States of all layers are a list, so that every model continues and decodes by the same calls.
+Data path: inputs pass the embedding (token ids [B, T], or vectors [B, T, d_model] without one), an input projection, n_layers
+pre-norm residual blocks of the chosen mixer, a final norm and an output projection, which gives features [B, T, d_model]. The
+head gives logits [B, T, classes], or [B, T, heads, classes]. The states of all layers are a list.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
-from typing import Any, Literal, overload
+from typing import Any, Literal, Unpack, overload
 
 import torch
 from torch import Tensor, nn
@@ -18,62 +17,86 @@ from torch.distributed import ProcessGroup
 
 from shippo_ssm._expect import expect_real, expect_size
 from shippo_ssm.actions.families import FAMILIES
-from shippo_ssm.layers import Block, Shippo, ShippoSpec, Stack
-from shippo_ssm.layers.decode import Linear
-from shippo_ssm.layers.mixer import OWNED, WHOLE, Segment, check_segment
+from shippo_ssm.layers import Block, CausalAttention, Shippo, ShippoSpec, Stack
+from shippo_ssm.layers.attention import check_layer_types, resolve_layer_types
+from shippo_ssm.layers.linear import Linear
+from shippo_ssm.layers.mixer import IN_PLACE, WHOLE, Segment, SegmentOptions, check_segment, last_positions
 from shippo_ssm.layers.norm import RMSNorm
-from shippo_ssm.models.baselines import FreeMixer, GRUMixer, LSTMMixer, transformer_block
+from shippo_ssm.models.baselines import FreeMixer, GRUMixer, LSTMMixer, MambaMixer, transformer_block
 
-MIXERS = ("shippo", "free", "gru", "lstm", "transformer")
+MIXERS = ("shippo", "free", "gru", "lstm", "mamba", "transformer")
+WORDS = {
+    "frame_init": ("identity", "random"),
+    "head_init": ("random", "embedding"),
+    "branch_init": ("unit", "depth"),
+    "pool": (None, "last"),
+    "mlp": ("gelu", "swiglu"),
+}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SequenceConfig(ShippoSpec):
-    """The geometry of a `SequenceModel`: the options of its layers, and what stands around them."""
+    """The options of a `SequenceModel`: those of its layers, and those of embedding, projections and head."""
 
     mixer: str = "shippo"
-    """"shippo", "free" (no right action, inside a static encoder and decoder), "gru", "lstm" or "transformer"; the word of a
-    right action, such as "dense", is short for "shippo" with that `right`."""
+    """"shippo", "free" (no right action, inside a static encoder and decoder), "gru", "lstm", "mamba" or "transformer"; the
+    word of a right action, such as "dense", is short for "shippo" with that `right`."""
     d_model: int = 128
     n_layers: int = 4
+    layer_types: tuple[str, ...] | None = None
+    """The kind of every layer of a hybrid: "shippo" (which stands for `mixer`), "full_attention" or "sliding_attention"."""
+    attention_every: int | None = None
+    """Short for `layer_types` with attention in each `attention_every`-th layer."""
+    sliding_window: int = 512
+    """Tokens that a "sliding_attention" layer sees."""
     n_heads: int = 4
-    """Attention heads of the Transformer."""
+    """Attention heads of the Transformer and of hybrids."""
+    mlp: str = "gelu"
+    """What follows attention in the Transformer: "gelu" (an MLP, as in the committed results) or "swiglu"."""
+    dropout: float = 0.0
+    """Probability that a number of a residual branch is set to zero in training."""
+    branch_init: str = "unit"
+    """Scale of the residual branches at the start: "unit", or "depth" for 1 / sqrt(n_layers)."""
     vocab_size: int | None = None
-    """Token ids of the default embedding; `None` for vectors as inputs or an embedding of one's own."""
+    """Token ids of the default embedding; `None` for vector inputs or a custom embedding."""
     num_outputs: int = 1
     """Classifiers of the default head."""
     num_classes: int | None = None
-    """Classes of each classifier; `None` takes `vocab_size`, or leaves features where that is `None` too."""
+    """Classes of each classifier; `None` is `vocab_size`, or no head if that is `None` too."""
+    pool: str | None = None
+    """`None` gives logits at every position; "last" at the last real position of every sequence, whatever padding follows."""
+    tie_embeddings: bool = False
+    """Whether the classifier's weight is that of the embedding."""
     norm_eps: float = 1e-5
     frame_init: str = "identity"
-    """How the projections in front of the layers and behind them start: as the "identity", so that a token is what its
-    embedding says and an answer what the layers say, or "random"."""
-
+    """Initialisation of the input and output projections: "identity" or "random"."""
     head_init: str = "random"
-    """How the classifiers start: "random", or as the "embedding" of the tokens that they answer with, for tasks whose answers
-    were read before."""
+    """Initialisation of the classifiers: "random", or the "embedding" of the tokens that they predict, for recall tasks."""
 
     def __post_init__(self) -> None:
         if isinstance(self.mixer, str) and self.mixer in FAMILIES:
             object.__setattr__(self, "right", self.mixer)
             object.__setattr__(self, "mixer", "shippo")
-        # `super()` does not find its class where slots made a new one of it.
+        # `super()` fails in a dataclass with slots, which is a new class.
         ShippoSpec.__post_init__(self)
         if not isinstance(self.mixer, str) or self.mixer not in MIXERS:
             words = ", ".join(map(repr, (*MIXERS, *FAMILIES)))
             raise ValueError(f"SequenceConfig: `mixer` is {self.mixer!r}; expected one of {words}")
-        if self.frame_init not in ("identity", "random"):
-            raise ValueError(f"SequenceConfig: `frame_init` is {self.frame_init!r}; expected 'identity' or 'random'")
-        if self.head_init not in ("random", "embedding"):
-            raise ValueError(f"SequenceConfig: `head_init` is {self.head_init!r}; expected 'random' or 'embedding'")
-        if self.head_init == "embedding" and (self.vocab_size is None or self.num_outputs > 1 or self.num_classes):
-            raise ValueError("SequenceConfig: `head_init` is 'embedding'; expected answers that are tokens: `vocab_size` alone")
+        for name, words in WORDS.items():
+            if getattr(self, name) not in words:
+                raise ValueError(f"SequenceConfig: `{name}` is {getattr(self, name)!r}; expected {words[0]!r} or {words[1]!r}")
+        for name, value in (("head_init", "embedding"), ("tie_embeddings", True)):
+            if getattr(self, name) == value and (self.vocab_size is None or self.num_outputs > 1 or self.num_classes):
+                raise ValueError(f"SequenceConfig: `{name}` is {value!r}; expected `vocab_size` and no other classes")
         for name in ("d_model", "n_layers", "n_heads", "num_outputs"):
             expect_size("SequenceConfig", name, getattr(self, name))
         for name in ("vocab_size", "num_classes"):
             if getattr(self, name) is not None:
                 expect_size("SequenceConfig", name, getattr(self, name), "a positive integer, or None")
         expect_real("SequenceConfig", "norm_eps", self.norm_eps, "a small number, 0 or more", 0)
+        if self.layer_types is not None:
+            object.__setattr__(self, "layer_types", tuple(self.layer_types))
+        check_layer_types("SequenceConfig", self.n_layers, self.layer_types, self.attention_every)
 
     @property
     def spec(self) -> ShippoSpec:
@@ -81,8 +104,13 @@ class SequenceConfig(ShippoSpec):
         return ShippoSpec(**{field.name: getattr(self, field.name) for field in fields(ShippoSpec)})
 
 
+def count_parameters(model: nn.Module) -> int:
+    """The number of trainable parameters of `model`."""
+    return sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
+
+
 class Heads(nn.Module):
-    """Linear classifiers on the same features: [.., d_model] -> [.., heads, classes], or [.., classes] for a single one."""
+    """Linear classifiers: [.., d_model] -> [.., heads, classes], or [.., classes] for a single one."""
 
     def __init__(self, d_model: int, num_outputs: int, num_classes: int) -> None:
         super().__init__()
@@ -99,13 +127,13 @@ class SequenceModel(nn.Module):
 
     Args:
         config: a `SequenceConfig`.
-        embedding: a module from inputs to [B, T, d_model]; by default an `nn.Embedding` of `config.vocab_size`, or none.
-        head: a module from features [.., d_model] to logits; by default `Heads` of `config.num_outputs` x `config.num_classes`.
+        embedding: a module from inputs to [B, T, d_model]; default `nn.Embedding(config.vocab_size, d_model)`, or none.
+        head: a module from features [.., d_model] to logits; default `Heads(d_model, config.num_outputs, config.num_classes)`.
 
     Example:
         >>> import torch
         >>> from shippo_ssm.models import SequenceConfig, SequenceModel
-        >>> config = SequenceConfig(mixer="none", d_model=16, n_layers=1, d_state=8, vocab_size=11, backend="reference")
+        >>> config = SequenceConfig(d_model=16, n_layers=1, d_state=8, vocab_size=11, backend="reference")
         >>> SequenceModel(config)(torch.zeros(2, 5, dtype=torch.int64)).shape
         torch.Size([2, 5, 11])
     """
@@ -121,7 +149,10 @@ class SequenceModel(nn.Module):
             head = Heads(width, config.num_outputs, num_classes)
         self.embedding = nn.Identity() if embedding is None else embedding
         self.in_proj = Linear(width, width)
-        self.layers = Stack(self._block(index) for index in range(config.n_layers))
+        kinds = resolve_layer_types(config.n_layers, config.layer_types, config.attention_every)
+        self.layers = Stack(self._block(index, kind) for index, kind in enumerate(kinds))
+        if config.branch_init == "depth":
+            self.layers.scale_branches()
         self.norm = RMSNorm(width, eps=config.norm_eps)
         self.out_proj = Linear(width, width)
         self.head = nn.Identity() if head is None else head
@@ -133,31 +164,20 @@ class SequenceModel(nn.Module):
             with torch.no_grad():
                 self.head.proj.weight.copy_(self.embedding.weight * width**-0.5)
                 self.head.proj.bias.zero_()
+        if config.tie_embeddings and isinstance(self.embedding, nn.Embedding) and isinstance(self.head, Heads):
+            nn.init.normal_(self.embedding.weight, std=width**-0.5)
+            self.head.proj.weight = self.embedding.weight
 
     @overload
     def forward(
-        self,
-        inputs: Any,
-        states: Sequence[Any] | None = None,
-        *,
-        attention_mask: Tensor | None = None,
-        cu_seqlens: Tensor | None = None,
-        segment: Segment | None = None,
-        group: ProcessGroup | None = None,
-        output_state: Literal[False] = False,
-    ) -> Tensor: ...
+        self, inputs: Any, states: Sequence[Any] | None = None, *, segment: Segment | None = None,
+        output_state: Literal[False] = False, **options: Unpack[SegmentOptions],
+    ) -> Tensor: ...  # fmt: skip
     @overload
     def forward(
-        self,
-        inputs: Any,
-        states: Sequence[Any] | None = None,
-        *,
-        attention_mask: Tensor | None = None,
-        cu_seqlens: Tensor | None = None,
-        segment: Segment | None = None,
-        group: ProcessGroup | None = None,
-        output_state: Literal[True],
-    ) -> tuple[Tensor, list[Any]]: ...
+        self, inputs: Any, states: Sequence[Any] | None = None, *, segment: Segment | None = None,
+        output_state: Literal[True], **options: Unpack[SegmentOptions],
+    ) -> tuple[Tensor, list[Any]]: ...  # fmt: skip
     def forward(
         self,
         inputs: Any,
@@ -165,56 +185,57 @@ class SequenceModel(nn.Module):
         *,
         attention_mask: Tensor | None = None,
         cu_seqlens: Tensor | None = None,
+        dt: Tensor | None = None,
         segment: Segment | None = None,
         group: ProcessGroup | None = None,
         output_state: bool = False,
     ) -> Tensor | tuple[Tensor, list[Any]]:
-        """Logits at every position.
+        """Logits at every position, or with `config.pool` one per sequence.
 
         Args:
-            inputs: what the embedding takes: ids [B, T], or vectors [B, T, d_model] where there is no embedding.
-            states: the states of an earlier segment, one per layer; a fresh start by default.
-            attention_mask: [B, T] of 0 and 1; SHiPPO mixers only.
-            cu_seqlens: [num_sequences + 1] boundaries of packed sequences; SHiPPO mixers only.
-            segment: both as a record, in their place; it can also say what becomes of the states (see `Segment`).
+            inputs: the inputs of the embedding: ids [B, T], or vectors [B, T, d_model] without an embedding.
+            states: the states of an earlier segment, one per layer; default the initial states.
+            attention_mask: [B, T] of 0 and 1; SHiPPO mixers and attention only.
+            cu_seqlens: [num_sequences + 1] boundaries of packed sequences; SHiPPO mixers and attention only.
+            dt: [B, T] times since the previous sample, as in `Mixer.forward`; SHiPPO mixers only.
+            segment: mask, boundaries and the treatment of states as one record (see `Segment`).
             group: a process group whose ranks hold parts of the sequence, as in `Mixer.forward`; SHiPPO mixers only.
             output_state: whether to return the states after the segment.
 
         Returns:
-            Logits [B, T, classes] or [B, T, heads, classes], or (logits, states) with `output_state=True`.
+            Logits [B, T, classes] or [B, T, heads, classes], without T for `pool="last"`; (logits, states) with
+            `output_state=True`.
         """
         u = self.in_proj(self.embedding(inputs))
         if segment is None:
-            segment = check_segment(self, u, attention_mask, cu_seqlens, group)
+            segment = check_segment(self, u, attention_mask, cu_seqlens, group, dt)
+        if self.config.pool is not None:
+            segment = segment._replace(positions=last_positions(u, segment))
         features, after = self._run(u, states, segment)
         return (self.head(features), after) if output_state else self.head(features)
 
     def features(self, inputs: Any, asked: Tensor | None = None) -> Tensor:
-        """What stands in front of the head, for losses at few positions: `model.head(model.features(inputs, asked))`.
+        """The inputs of the head, for losses at few positions: `model.head(model.features(inputs, asked))`.
 
         Args:
             inputs: as in `forward`.
-            asked: [B, T] bool, the positions that are wanted; what only the others need is not computed. All by default.
+            asked: [B, T] bool, the positions to compute; default all.
 
         Returns:
-            [B, T, d_model], or [n, d_model] at the n positions that are asked, in their order.
+            [B, T, d_model], or [n, d_model] at the n selected positions, in their order.
         """
-        segment = WHOLE if asked is None else Segment(asked=asked.flatten().nonzero().squeeze(1))
+        segment = WHOLE if asked is None else Segment(positions=asked.flatten().nonzero().squeeze(1))
         return self._run(self.in_proj(self.embedding(inputs)), None, segment)[0]
 
-    def step(self, inputs: Tensor, states: Sequence[Any] | None = None, *, in_place: bool = False) -> tuple[Tensor, list[Any]]:
-        """One position.
-
-        Args:
-            inputs: as in `forward`, without the T dimension.
-            states: what an earlier call gave; a fresh start by default.
-            in_place: whether `states` are the caller's alone and may be written over.
-
-        Returns:
-            Logits without the T dimension, and the next states.
-        """
-        logits, after = self(inputs.unsqueeze(1), states, segment=OWNED if in_place else WHOLE, output_state=True)
-        return logits.squeeze(1), after
+    def step(
+        self, inputs: Tensor, states: Sequence[Any] | None = None, *, dt: Tensor | None = None, in_place: bool = False
+    ) -> tuple[Tensor, list[Any]]:
+        """One position: `inputs`, `dt` and logits without the T dimension. `in_place` allows to overwrite `states`."""
+        segment = IN_PLACE if in_place else WHOLE
+        if dt is not None:
+            segment = check_segment(self, inputs.unsqueeze(1), dt=dt.unsqueeze(1))._replace(in_place=in_place)
+        logits, after = self(inputs.unsqueeze(1), states, segment=segment, output_state=True)
+        return logits if self.config.pool else logits.squeeze(1), after
 
     def init_state(self, batch_size: int) -> list[Any]:
         """The states of all layers before the first position."""
@@ -224,16 +245,23 @@ class SequenceModel(nn.Module):
         u, after = self.layers.run(u, states, segment)
         return self.out_proj(self.norm(u)), after
 
-    def _block(self, index: int) -> Block:
+    def _block(self, index: int, kind: str) -> Block:
         config = self.config
-        if config.mixer == "transformer":
-            return transformer_block(config.d_model, config.n_heads, config.norm_eps)
-        if config.mixer == "gru":
-            mixer = GRUMixer(config.d_model)
-        elif config.mixer == "lstm":
-            mixer = LSTMMixer(config.d_model)
-        elif config.mixer == "free":
-            mixer = FreeMixer(config.d_model, config.spec, index)
-        else:
-            mixer = Shippo(config.d_model, spec=config.spec, layer_idx=index)
-        return Block(mixer, norm_eps=config.norm_eps)
+        if kind == "shippo" and config.mixer == "transformer":
+            return transformer_block(config.d_model, config.n_heads, config.norm_eps, config.dropout, config.mlp)
+        match kind, config.mixer:
+            case "full_attention", _:
+                mixer = CausalAttention(config.d_model, config.n_heads)
+            case "sliding_attention", _:
+                mixer = CausalAttention(config.d_model, config.n_heads, config.sliding_window)
+            case _, "gru":
+                mixer = GRUMixer(config.d_model)
+            case _, "lstm":
+                mixer = LSTMMixer(config.d_model)
+            case _, "mamba":
+                mixer = MambaMixer(config.d_model)
+            case _, "free":
+                mixer = FreeMixer(config.d_model, config.spec, index)
+            case _:
+                mixer = Shippo(config.d_model, spec=config.spec, layer_idx=index)
+        return Block(mixer, norm_eps=config.norm_eps, dropout=config.dropout)

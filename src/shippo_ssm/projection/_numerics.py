@@ -1,14 +1,11 @@
-"""Small numerical tools of this room: batched exponentials, composite Gauss rules, argument checks.
-
-Everything here is float64 NumPy. `expm` takes [.., d, d]; `gauss_panels` turns panel edges [K + 1] into nodes and
-weights [K, q]; `as_times` and `as_time` are the one place where times are checked.
-"""
+"""Numerical tools in float64 NumPy: batched exponentials, composite Gauss rules, argument checks."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
 from functools import lru_cache
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -18,15 +15,12 @@ Array = np.ndarray
 # Taylor degree 14 on ||X||_1 <= 1/2 leaves a remainder below 3e-17.
 _TAYLOR_DEGREE = 14
 _TAYLOR_RADIUS = 0.5
-# Nodes handled at once by the quadratures: bounds the working memory, whatever the number of samples.
+# Quadrature nodes per batch: bounds the working memory.
 NODES_PER_CHUNK = 4096
 
 
 def expm(generator: Array) -> Array:
-    """exp(X) for a stack of small matrices [.., d, d], by scaling and squaring of a Taylor polynomial.
-
-    `scipy.linalg.expm` walks over a stack one matrix at a time; here every product is one batched matmul.
-    """
+    """exp(X) for a stack of small matrices [.., d, d], by scaling and squaring of a Taylor polynomial."""
     width = generator.shape[-1]
     eye = np.eye(width)
     if generator.size == 0:
@@ -43,16 +37,37 @@ def expm(generator: Array) -> Array:
     return result
 
 
-def expm_ages(generator: Array, ages: Array) -> Array:
-    """exp(age X) for one matrix X [d, d] and many ages [..]; equal ages are computed once.
+def expm_ages(generator: Array, ages: Array, vector: Array | None = None) -> Array:
+    """exp(age X) [.., d, d], or exp(age X) v [.., d], for one matrix X [d, d] and many ages [..].
 
-    Ages that differ by rounding alone (steps of a `linspace`) count as equal.
+    Ages that are equal up to rounding are computed once. Many distinct ages share Taylor expansions around the middle of bins
+    on which the remainder is below rounding: a row of powers of (age - middle) times a table of X^k exp(middle X) / k!.
     """
     flat = np.asarray(ages, dtype=float).ravel()
     quantum = 1e-13 * max(1e-300, float(np.abs(flat).max(initial=0.0)))
     _, first, inverse = np.unique(np.round(flat / quantum), return_index=True, return_inverse=True)
-    distinct = expm(flat[first][:, None, None] * generator)
-    return distinct[inverse].reshape(*np.shape(ages), *generator.shape)
+    distinct = flat[first]
+    norm = float(np.abs(generator).sum(axis=-2).max(initial=1e-300))
+    bins = np.round(distinct * (norm / (2 * _TAYLOR_RADIUS)))
+    # Ages are sorted, so a bin is a slice.
+    middles, begins = np.unique(bins, return_index=True)
+    if len(distinct) < 4 * len(middles):
+        found = expm(distinct[:, None, None] * generator)
+        found = found if vector is None else found @ vector
+    else:
+        middles = middles * (2 * _TAYLOR_RADIUS / norm)
+        ends = expm(middles[:, None, None] * generator)
+        table = [ends if vector is None else (ends @ vector)[:, None]]
+        for k in range(1, _TAYLOR_DEGREE + 1):
+            table.append(table[-1] @ ((generator if vector is None else generator.T) / k))
+        found = np.empty((len(distinct), table[0][0].size))
+        for index, (begin, end) in enumerate(pairwise([*begins, len(distinct)])):
+            powers = (distinct[begin:end, None] - middles[index]) ** np.arange(_TAYLOR_DEGREE + 1)
+            np.dot(powers, np.stack([term[index].ravel() for term in table]), out=found[begin:end])
+        found = found.reshape(-1, *(generator.shape if vector is None else vector.shape))
+    if (inverse[1:] != inverse[:-1] + 1).any():
+        found = found[inverse]
+    return found.reshape(*np.shape(ages), *found.shape[1:])
 
 
 @lru_cache(maxsize=64)
@@ -80,12 +95,12 @@ def panel_chunks(edges: Array, order: int) -> Iterator[tuple[Array, Array]]:
 def integrate(
     integrand: Callable[[Array, Array], Array], low: float, high: float, *, breaks: Array, panels: int, rtol: float
 ) -> Array:
-    """Sum of integrand(nodes, weights) over a composite Gauss rule, panels halved until two answers agree to rtol.
+    """Integral by a composite Gauss rule, panels halved until two answers agree to `rtol`.
 
     Args:
         integrand: maps nodes [M] and weights [M] to the weighted sum over them, an array of fixed shape.
-        breaks: points inside (low, high) where the integrand has a kink; panel edges are put there.
-        panels: number of panels to start from.
+        breaks: kinks of the integrand, which become panel edges.
+        panels: initial number of panels.
     """
     inner = breaks[(breaks > low) & (breaks < high)]
     edges = np.unique(np.concatenate([np.linspace(low, high, panels + 1), inner]))
@@ -102,7 +117,7 @@ def integrate(
 
 
 def as_real(op: str, name: str, value: Any, expected: str) -> Array:
-    """What NumPy makes of `value` in float64, or ValueError: text, complex numbers and ragged lists are none."""
+    """`value` as a float64 array; ValueError for text, complex numbers and ragged lists."""
     try:
         array = np.asarray(value)
         if array.dtype.kind not in "biuf":

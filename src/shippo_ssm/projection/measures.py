@@ -1,16 +1,13 @@
 """Measures: what part of the past is remembered, and in which basis.
 
-A measure gives a weight w_t(tau) and N functions Phi_t(tau), orthonormal under it, and the pair (A_L, B_L) by which
-psi(t, tau) = w_t(tau) Phi_t(tau) moves:
+A measure gives a weight w_t(tau) and N functions Phi_t(tau), orthonormal under it, and the pair (A_L, B_L) of
+psi(t, tau) = w_t(tau) Phi_t(tau):
 
     d_t psi(t, tau) = A_L(t) psi(t, tau)   for tau < t,      B_L(t) = psi(t, t).
 
-Then the coefficients C(t) = int psi(t, tau) f(tau)^T dtau [N, d] follow C' = A_L C + B_L f^T. LegS and LagT close
-exactly. LegT and Fourier forget at the far end of a window, where f(t - theta) must be guessed from C: they close only
-approximately, and `defect` says by how much. History before time 0 is zero for every measure.
-
-A time `t` is one number; `tau` is an array [..]; functions come back as [.., N]. `flow` and `impulse` move coefficients
-exactly and accept arrays for both times; `ProjectionMemory.evolve` is built on them.
+Then C(t) = int psi(t, tau) f(tau)^T dtau [N, d] follows C' = A_L C + B_L f^T. LegS and LagT close exactly. LegT and Fourier
+forget at the far end of a window, where f(t - theta) must be estimated from C; `defect` measures the error. History before
+time 0 is zero. `t` is a number, `tau` an array [..]; functions are [.., N].
 """
 
 from __future__ import annotations
@@ -25,22 +22,6 @@ import numpy as np
 
 from shippo_ssm._expect import expect_real, expect_size
 from shippo_ssm.projection._numerics import Array, as_past, as_time, expm_ages, gauss, integrate
-from shippo_ssm.projection.signals import as_signal
-
-# Six-point central difference, order 6: weights of f(+h), f(+2h), f(+3h), antisymmetric.
-_STENCIL = ((1, 3 / 4), (2, -3 / 20), (3, 1 / 60))
-
-
-@dataclass(frozen=True, slots=True)
-class Closure:
-    """How well a measure closes at one time, all three as relative maxima."""
-
-    derivative: float
-    """max |d_t psi - A_L psi| / max |d_t psi| over the interior of the support, d_t psi by finite differences."""
-    source: float
-    """max |B_L - psi(t, t)| / max |psi(t, t)|."""
-    gram: float
-    """max |G - I|."""
 
 
 def _legendre(num: int, x: Array) -> Array:
@@ -55,7 +36,7 @@ def _legendre(num: int, x: Array) -> Array:
 
 
 def _laguerre(num: int, age: Array, start: Array) -> Array:
-    """start * L_n(age) for n < num: [.., num]; `start` rides along the recurrence, so that a decay tames large ages."""
+    """start * L_n(age) for n < num: [.., num]; a decaying `start` keeps large ages finite."""
     values = np.empty((num, *age.shape))
     values[0] = start
     if num > 1:
@@ -73,11 +54,7 @@ def _legs_operator(num: int) -> Array:
 
 @dataclass(frozen=True)
 class Measure(ABC):
-    """A weight and N orthonormal functions that move by a linear law; see the head of this file.
-
-    Args:
-        N: number of basis functions, at least 1.
-    """
+    """A weight and N >= 1 orthonormal functions with linear dynamics; see the head of this file."""
 
     N: int
 
@@ -118,7 +95,7 @@ class Measure(ABC):
         """About how many half waves psi(stop, .) makes on the widest of the steps [start, stop]."""
 
     def basis(self, t: float, tau: Any) -> Array:
-        """Phi_t(tau) [.., N] for tau in [0, t]; 0 where the weight is 0, since nothing is remembered there."""
+        """Phi_t(tau) [.., N] for tau in [0, t]; 0 where the weight is 0."""
         t = as_time("t", t)
         past = as_past(tau, t)
         inside = past >= self._start(t) - 1e-12 * max(1.0, t)
@@ -141,7 +118,7 @@ class Measure(ABC):
         )
 
     def _integrate(self, integrand: Any, t: float, *, since: float = 0.0, breaks: Any = (), rtol: float = 1e-12) -> Array:
-        """Sum of integrand(nodes, weights) over what is remembered at t of the time after `since`."""
+        """Sum of integrand(nodes, weights) over the support at time t, from `since` on."""
         low = max(self._start(t), t - self._memory(), since)
         return integrate(integrand, low, t, breaks=np.asarray(breaks), panels=4 + self.N // 4, rtol=rtol)
 
@@ -158,76 +135,22 @@ class Measure(ABC):
         return expm_ages(self.A(1.0), np.subtract(stop, start))
 
     def impulse(self, stop: Any, tau: Any) -> Array:
-        """E(stop, tau) B_L(tau) [.., N]: what a unit source at tau has become at `stop`, psi(stop, tau) where it closes."""
+        """E(stop, tau) B_L(tau) [.., N], the response at `stop` to a unit source at tau; psi(stop, tau) if it closes."""
         if self.closes:
             return self._psi(*np.broadcast_arrays(np.asarray(stop, dtype=float), np.asarray(tau, dtype=float)))
-        return self.flow(stop, tau) @ self.B(1.0)
+        return expm_ages(self.A(1.0), np.subtract(stop, tau), self.B(1.0))
 
     def _memory(self) -> float:
-        """An age beyond which the weighted basis is negligible; infinite when the start of the support says it all."""
+        """An age beyond which the weighted basis is negligible."""
         return math.inf
-
-    def _rate(self, t: float, tau: Array) -> Array:
-        """d_t psi(t, tau) [.., N] by central differences of the formula of psi."""
-        h = 1e-3 * min(t, self._memory()) / self.N
-        return sum(
-            (c * (self._psi(t + k * h, tau) - self._psi(t - k * h, tau)) for k, c in _STENCIL), start=np.zeros(1)
-        ) / h  # fmt: skip
-
-    def closure(self, t: float) -> Closure:
-        """Measures d_t psi = A_L psi, B_L = psi(t, t) and G = I at time t.
-
-        Example:
-            >>> LegS(8).closure(1.5).derivative < 1e-7
-            True
-        """
-        t = as_time("t", t)
-        low = max(self._start(t), 0.0)
-        tau = low + (t - low) * np.linspace(0.02, 0.98, 97)
-        rate = self._rate(t, tau)
-        gap = rate - self._psi(t, tau) @ self.A(t).T
-        end = self._psi(t, np.asarray(t))
-        return Closure(
-            derivative=float(np.abs(gap).max() / max(np.abs(rate).max(), 1e-300)),
-            source=float(np.abs(self.B(t) - end).max() / np.abs(end).max()),
-            gram=float(np.abs(self.gram(t) - np.eye(self.N)).max()),
-        )
-
-    def defect(self, f: Any, t: float) -> float:
-        """||C' - (A_L C + B_L f^T)||_F / ||C'||_F for the projection C of a signal f: what closure costs on this signal.
-
-        C' is differentiated under the integral, with both ends of the support: 0 up to rounding where the measure closes.
-
-        Args:
-            f: callable time -> [d].
-        """
-        t = as_time("t", t)
-        signal = as_signal(f)
-        low = max(self._start(t), 0.0)
-
-        def moments(tau: Array, w: Array) -> Array:
-            values = signal(tau) * w[:, None]
-            return np.stack([self._psi(t, tau).T @ values, self._rate(t, tau).T @ values])
-
-        coefficients, inner = integrate(moments, low, t, breaks=signal.breaks, panels=4 + self.N // 4, rtol=1e-11)
-        ends = signal(np.array([low, t]))
-        true = inner + np.outer(self._psi(t, np.asarray(t)), ends[1])
-        if low > 0:
-            true -= np.outer(self._psi(t, np.asarray(low)), ends[0])
-        claimed = self.A(t) @ coefficients + np.outer(self.B(t), ends[1])
-        return float(np.linalg.norm(true - claimed) / max(np.linalg.norm(true), 1e-300))
 
 
 @dataclass(frozen=True)
 class LegS(Measure):
-    """Scaled Legendre: the whole past [0, t], all of it equally. Closes exactly.
+    """Scaled Legendre: the whole past [0, t], uniformly weighted. Closes exactly.
 
     w_t = 1/t, Phi_n = sqrt(2n + 1) P_n(2 tau / t - 1), A_L(t) = -A / t, B_L(t) = B / t with
     A_nk = sqrt((2n + 1)(2k + 1)) for n > k, n + 1 for n = k, 0 for n < k, and B_n = sqrt(2n + 1).
-
-    Example:
-        >>> float(np.round(LegS(3).B(2.0)[0], 3))
-        0.5
     """
 
     stationary = False
@@ -256,8 +179,7 @@ class LegS(Measure):
     def flow(self, stop: Any, start: Any) -> Array:
         """E = x int_0^1 p(x u) p(u)^T du with x = start / stop and p the orthonormal Legendre functions of [0, 1].
 
-        This is the projection onto [0, stop] of a function known on [0, start]; N Gauss nodes integrate it exactly,
-        for any ratio x, while exp(-log(stop / start) A) is badly scaled for large N.
+        N Gauss nodes integrate it exactly, while exp(-log(stop / start) A) is badly scaled for large N.
         """
         u, weights = gauss(self.N)
         ratio = np.asarray(np.divide(start, stop))[..., None]
@@ -271,10 +193,9 @@ class LegS(Measure):
 
 @dataclass(frozen=True)
 class LagT(Measure):
-    """Laguerre: an exponentially fading past (-inf, t], the signal being 0 before time 0. Closes exactly.
+    """Laguerre: an exponentially fading past (-inf, t]. Closes exactly.
 
-    w_t = exp(-(t - tau)), Phi_n = L_n(t - tau), A_L = -(lower triangle of ones, diagonal included), B_L = ones. The basis is
-    orthonormal on the half line, which is the support meant here; on [0, t] alone it is so up to exp(-t).
+    w_t = exp(-(t - tau)), Phi_n = L_n(t - tau), A_L = -(lower triangle of ones with its diagonal), B_L = ones.
     """
 
     triangular = True
@@ -300,10 +221,6 @@ class LagT(Measure):
         as_time("t", t)
         return -np.tril(np.ones((self.N, self.N)))
 
-    def _rate(self, t: float, tau: Array) -> Array:
-        # psi depends on t - tau alone and lives on ages of order one, however small t is.
-        return super()._rate(max(t, 1.0), tau + max(t, 1.0) - t)
-
     def flow(self, stop: Any, start: Any) -> Array:
         """E_nk = e_{n-k} with e_m = exp(-s) (L_m(s) - L_{m-1}(s)) at s = stop - start: the addition theorem of L_n."""
         age = np.asarray(np.subtract(stop, start), dtype=float)
@@ -317,7 +234,7 @@ class LagT(Measure):
 
 @dataclass(frozen=True)
 class _Window(Measure):
-    """The last `theta` units of time, all of it equally: w_t = 1 / theta on [t - theta, t]."""
+    """A window: w_t = 1 / theta on [t - theta, t]."""
 
     theta: float
 
@@ -341,30 +258,16 @@ class _Window(Measure):
         inside = as_past(tau, t) >= self._start(t) - 1e-12 * max(1.0, t)
         return np.where(inside, 1 / self.theta, 0.0)
 
-    def _rate(self, t: float, tau: Array) -> Array:
-        # The functions depend on t - tau alone: difference at a t that is not small against the window.
-        shift = max(self.theta - t, 0.0)
-        return super()._rate(t + shift, tau + shift)
-
 
 @dataclass(frozen=True)
 class LegT(_Window):
-    """Translated Legendre: the window [t - theta, t]. Closes only approximately.
+    """Translated Legendre: the window [t - theta, t] of length `theta`. Closes only approximately.
 
-    Phi_n = sqrt(2n + 1) P_n(1 - 2 (t - tau) / theta). Inside the window d_t psi = D psi exactly, but what leaves at t - theta
-    takes psi(t, t - theta) f(t - theta)^T with it, and f(t - theta) is known only through C. Replacing it by the reconstruction
-    Phi_t(t - theta)^T C gives A_L = D - psi(t, t - theta) Phi_t(t - theta)^T, that is
-    A_nk = -sqrt((2n + 1)(2k + 1)) / theta for n >= k, times (-1)^(n-k) for n < k. The defect is
-    psi(t, t - theta) (f - f_N)(t - theta)^T: zero on polynomials of degree < N, spectrally small on smooth signals, and of
-    relative size 1 pointwise (`closure`), where no signal averages it.
+    Phi_n = sqrt(2n + 1) P_n(1 - 2 (t - tau) / theta). Inside the window d_t psi = D psi exactly; at its far end f(t - theta)
+    is replaced by its reconstruction Phi_t(t - theta)^T C, so A_L = D - psi(t, t - theta) Phi_t(t - theta)^T:
+    A_nk = -sqrt((2n + 1)(2k + 1)) / theta for n >= k, times (-1)^(n-k) for n < k. The defect
+    psi(t, t - theta) (f - f_N)(t - theta)^T is zero on polynomials of degree < N and spectrally small on smooth signals.
 
-    Args:
-        N: number of basis functions.
-        theta: window length.
-
-    Example:
-        >>> LegT(8, 1.0).defect(lambda t: np.array([t**3]), 2.0) < 1e-8 < LegT(8, 1.0).defect(np.exp, 2.0) < 1e-5
-        True
     """
 
     def _phi(self, t: Any, tau: Array) -> Array:
@@ -383,28 +286,16 @@ class LegT(_Window):
 
 @dataclass(frozen=True)
 class Fourier(_Window):
-    """Fourier series of the window [t - theta, t]. Closes only approximately.
+    """Fourier series of the window [t - theta, t] of length `theta`. Closes only approximately.
 
-    Phi = 1, sqrt(2) cos(w_k s), sqrt(2) sin(w_k s), ... with s = t - tau and w_k = 2 pi k / theta, k = 1, 2, ... Inside the
-    window the functions rotate into each other, d_t psi = D psi. A Fourier series joins both ends of its window: its value
-    there tends to the mean of f(t) and f(t - theta), so f(t - theta) is guessed as 2 Phi_t(t)^T C - f(t)^T, and
+    Phi = 1, sqrt(2) cos(w_k s), sqrt(2) sin(w_k s), ... with s = t - tau and w_k = 2 pi k / theta, k = 1, 2, ... for odd N.
+    An even N has no constant and k = 1/2, 3/2, ... Inside the window d_t psi = D psi. A Fourier series at the ends of its
+    window tends to the mean of f(t) and f(t - theta), so f(t - theta) is estimated as 2 Phi_t(t)^T C - f(t)^T, and
 
-        A_L = D - 2 psi(t, t) Phi_t(t)^T,      B_L = 2 psi(t, t):
+        A_L = D - 2 psi(t, t) Phi_t(t)^T,      B_L = 2 psi(t, t).
 
-    the source counts twice, which `closure` reports. (With B_L = psi(t, t) and one half of the correction, the far end would
-    be forgotten at half the rate, however large N is.) The defect falls like 1 / N on smooth signals.
+    The source counts twice, which `closure` reports. The defect falls like 1 / N on smooth signals.
 
-    A rotation needs every cosine beside its sine, and 1 and pairs make an odd N. An even N is pairs alone, k = 1/2, 3/2, ...:
-    such a series joins f(t) to -f(t - theta), Phi_t(t - theta) = -Phi_t(t) in the cosines, and A_L and B_L are the same.
-
-    Args:
-        N: number of basis functions; odd with a constant, even without.
-        theta: window length.
-
-    Example:
-        >>> wave = lambda t: np.sin(t)
-        >>> Fourier(65, 1.0).defect(wave, 2.0) < 0.6 * Fourier(17, 1.0).defect(wave, 2.0)
-        True
     """
 
     def _phi(self, t: Any, tau: Array) -> Array:

@@ -1,12 +1,11 @@
-"""Projection memories: the state is the answer to an approximation problem in a moving channel frame.
+"""Projection memories: the state solves an approximation problem in a moving channel frame.
 
 A memory holds C(t) [N, d], the coefficients that minimise
 
     J_t(C) = int || f(tau) - P(t, tau)^{-T} C^T Phi_t(tau) ||^2_{M_P(t, tau)} dmu_t(tau),      M_P = P P^T.
 
-`project` solves this problem by quadrature, with the whole history at hand: G(t) C = int Phi f^T P dmu. `evolve` gets
-the same C online, from the Sylvester dynamics C' = A_L C + B_L f^T + C A_R, step by step. `reconstruct` reads the
-past back, `error` is sqrt(J_t). Without a transport P = I, and this is HiPPO.
+`project` solves it by quadrature over the whole history: G(t) C = int Phi f^T P dmu. `evolve` computes the same C online, from
+the Sylvester dynamics C' = A_L C + B_L f^T + C A_R. Without a transport P = I, which is HiPPO.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ class ProjectionMemory:
 
     Args:
         measure: what is remembered, and in which basis.
-        transport: how the channel frame moves; `None` is HiPPO.
+        transport: the motion of the channel frame; `None` is HiPPO.
 
     Example:
         >>> import numpy as np
@@ -62,11 +61,9 @@ class ProjectionMemory:
         return signal.breaks if self.transport is None else np.concatenate([signal.breaks, self.transport.breaks])
 
     def moments(self, f: Any, t: float, *, times: Any = None, rtol: float = 1e-12) -> Array:
-        """b(t) = int Phi_t(tau) f(tau)^T P(t, tau) dmu_t(tau) [N, d], by adaptive quadrature.
+        """b(t) = int Phi_t(tau) f(tau)^T P(t, tau) dmu_t(tau) [N, d], by adaptive quadrature to the relative error `rtol`.
 
-        Args:
-            f: callable time -> [d], `Samples`, or an array [K, d] with its `times` [K].
-            rtol: two refinements must agree to this relative size.
+        `f` is a callable time -> [d], `Samples`, or an array [K, d] with its `times` [K].
         """
         t = as_time("t", t)
         signal = self._signal(f, times)
@@ -103,7 +100,7 @@ class ProjectionMemory:
                 squares = np.einsum("mi,mi->m", gap, gap)
             else:
                 squares = np.einsum("mi,mij,mj->m", gap, self.transport.metric(t, tau), gap)
-            # The Gram matrix of the part of the support after time 0 rides along.
+            # The Gram matrix of the support after time 0 is integrated along.
             return np.concatenate([[np.sum(w * measure.weight(t, tau) * squares)], (phi.T @ (w[:, None] * psi)).ravel()])
 
         value, *active = measure._integrate(integrand, t, breaks=self._breaks(signal), rtol=rtol)
@@ -128,18 +125,16 @@ class ProjectionMemory:
     def evolve(self, f: Any, times: Any, *, method: Method = "exact", keep: Keep = "all", initial_state: Any = None) -> Array:
         """C at each time, by the Sylvester dynamics C' = A_L C + B_L f^T + C A_R from C(times[0]) on.
 
-        Discretisations, with the order of their global error for smooth f and A_R (`ORDERS`):
-        "exact" (6) takes the exact left and right flows and integrates the source by Gauss points, at least three per step;
-        "bilinear" (2) takes the Cayley form of both generators at the middle of the step;
-        "zoh" (1) holds f and A_R at their values at the start of the step and is exact for such signals.
-        Samples are joined by straight lines ("zoh": held), which by itself is of order 2 (1) in their spacing.
+        Methods, with the order of their global error for smooth f and A_R (`ORDERS`): "exact" (6), exact left and right flows
+        and Gauss points for the source; "bilinear" (2), the Cayley form of both generators at the middle of the step; "zoh"
+        (1), f and A_R held at their values at the start of the step. Samples are joined by straight lines ("zoh": held).
 
         Args:
             f: callable time -> [d], `Samples`, or an array [T, d] of values at `times`.
             times: [T], > 0 and strictly increasing.
             method: the discretisation.
-            keep: "all" returns every state; "last" only the last, with working memory independent of T.
-            initial_state: C(times[0]) [N, d]; by default the projection, with samples constant before the first one.
+            keep: "all" returns every state; "last" the last one, with working memory independent of T.
+            initial_state: C(times[0]) [N, d]; default the projection, with samples constant before the first one.
 
         Returns:
             [T, N, d], or [N, d] with keep="last".
@@ -153,7 +148,6 @@ class ProjectionMemory:
         state = self.project(signal, times[0]) if initial_state is None else self._state(initial_state)
         following = states(self.measure, self.transport, signal, times, method, state, skip=keep == "last")
         if keep == "last":
-            # Only the newest state is alive at any moment.
             return next(iter(deque(following, maxlen=1)), state)
         history = np.empty((len(times), *state.shape))
         history[0] = state

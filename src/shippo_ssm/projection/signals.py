@@ -1,8 +1,4 @@
-"""Signals: what a projection memory is fed with.
-
-A signal is a callable time -> [d], or samples [K, d] at increasing times [K] joined by straight lines. `as_signal` turns either
-into one object that takes a vector of times [M] and returns values [M, d].
-"""
+"""Signals: the inputs of a projection memory, as objects from times [M] to values [M, d]."""
 
 from __future__ import annotations
 
@@ -22,10 +18,6 @@ class Samples:
     Args:
         times: [K], strictly increasing.
         values: [K, d], or [K] for one channel.
-
-    Example:
-        >>> Samples(np.array([0.0, 1.0]), np.array([0.0, 2.0]))(np.array([0.25])).tolist()
-        [[0.5]]
     """
 
     times: Array
@@ -65,11 +57,11 @@ class Function:
 
     call: Callable[[float], Any]
     width: int | None = None
-    """Number of channels it must have; `None` takes any."""
+    """Number of channels it must have; `None` accepts any."""
 
     @property
     def breaks(self) -> Array:
-        """A callable counts as smooth."""
+        """A callable is treated as smooth."""
         return np.empty(0)
 
     def __call__(self, times: Array) -> Array:
@@ -90,16 +82,12 @@ def _check_width(got: int, expected: int | None) -> None:
 
 
 def as_signal(f: Any, times: Any = None, width: int | None = None) -> Signal:
-    """The signal meant by `f`: Samples as they are, an array with `times`, or a callable.
+    """A signal from `Samples`, from an array [K, d] with its `times` [K], or from a callable time -> [d].
 
-    Args:
-        f: `Samples`, an array [K, d] (then `times` [K] is needed) or a callable time -> [d].
-        width: number of channels the signal must have; `None` takes any.
+    `width` is the number of channels it must have; `None` accepts any.
     """
-    if isinstance(f, Function):
-        return Function(f.call, width)
     if callable(f) and not isinstance(f, Samples):
-        return Function(f, width)
+        return Function(f.call if isinstance(f, Function) else f, width)
     if not isinstance(f, Samples) and times is None:
         raise ValueError("signal: `f` is an array without times; expected sample times too; pass times=[K] or a callable f")
     signal = f if isinstance(f, Samples) else Samples(times, f)

@@ -4,14 +4,12 @@ Left and right actions commute as maps of C, so one step from t_0 to t_1 is exac
 
     C(t_1) = E C(t_0) P(t_1, t_0) + int E(t_1, tau) B_L(tau) f(tau)^T P(t_1, tau) dtau,
 
-with E the left flow of the measure and P the right flow of the transport. "exact" takes both flows as they are and
-integrates the source by Gauss points; "zoh" is the same with f and A_R held over the step; "bilinear" puts the Cayley
-form in place of both exponentials.
+with E the left flow of the measure and P the right flow of the transport. "exact" integrates the source by Gauss points; "zoh"
+does the same with f and A_R held over the step; "bilinear" replaces both exponentials by their Cayley form.
 
-The time axis is walked in chunks of K strides of S steps each, grid [K, S + 1]. Flows [K, N, N], right factors [K, d,
-d] and sources [K, N, d] of a chunk are formed by batched products; then the states follow, one small product per
-stride. S is 1 where every state is wanted; with a measure that closes exactly, a source inside a long stride is known
-at its end in closed form, psi(t_1, tau), and S is large.
+The time axis is cut into chunks of K strides of S steps, grid [K, S + 1]. Flows [K, N, N], right factors [K, d, d] and sources
+[K, N, d] of a chunk are batched products; the states follow by one small product per stride. S is 1 if every state is needed;
+if the measure closes exactly, a source inside a long stride has the closed form psi(t_1, tau) at its end, and S is large.
 """
 
 from __future__ import annotations
@@ -26,7 +24,7 @@ from scipy.linalg import get_lapack_funcs
 
 from shippo_ssm.projection._numerics import Array, gauss_panels
 from shippo_ssm.projection.measures import Measure
-from shippo_ssm.projection.signals import Signal
+from shippo_ssm.projection.signals import Samples, Signal
 from shippo_ssm.projection.transport import Transport
 
 Method = Literal["exact", "bilinear", "zoh"]
@@ -34,7 +32,7 @@ Method = Literal["exact", "bilinear", "zoh"]
 ORDERS: dict[Method, int] = {"exact": 6, "bilinear": 2, "zoh": 1}
 """Order in the step size at which `evolve` of a smooth callable signal converges to `project`, per discretisation."""
 
-# Most steps prepared together, most numbers in one of their arrays, and steps per stride where states are skipped.
+# Maximum steps per chunk, maximum entries in one of its arrays, and steps per stride when states are skipped.
 _CHUNK = 512
 _CHUNK_NUMBERS = 2**22
 _STRIDE = 64
@@ -52,10 +50,7 @@ class _Held:
 
 
 def _grids(times: Array, stride: int, num: int) -> Iterator[Array]:
-    """Cuts times [T] into grids [K, S + 1] of K strides; steps that do not fill a stride come last, one by one.
-
-    A step needs up to about N^2 numbers for N = `num` basis functions: a flow [N, N], or N Gauss points where it is coarse.
-    """
+    """Cut times [T] into grids [K, S + 1] of K strides, single steps last; a step of N = `num` functions needs N^2 numbers."""
     chunk = max(1, min(_CHUNK, _CHUNK_NUMBERS // num**2))
     last = len(times) - 1
     position = 0
@@ -69,7 +64,7 @@ def _grids(times: Array, stride: int, num: int) -> Iterator[Array]:
 def _sources(measure: Measure, transport: Transport | None, signal: Signal | _Held, grid: Array, extra: int) -> Array:
     """int E(t_1, tau) B_L(tau) f(tau)^T P(t_1, tau) dtau over each stride of grid [K, S + 1]: [K, N, d].
 
-    Three Gauss points per step give order 6; more are taken where the step is coarse for the basis, and `extra` on top.
+    Three Gauss points per step give order 6; a step that is coarse for the basis takes more, plus `extra`.
     """
     count, size = len(grid), grid.shape[1] - 1
     order = max(3, 1 + math.ceil(measure.resolution(grid[:, :-1], grid[:, 1:]))) + extra
@@ -123,7 +118,7 @@ def _bilinear(measure: Measure, transport: Transport | None, signal: Signal, gri
         load = 2 * moved + np.outer(h * measure.source(time), values[index])
         implicit = np.eye(measure.N) - h / 2 * measure.left(time)
         if measure.stationary:
-            # Steps of a uniform grid differ by rounding; twelve digits of h are far below the error of this rule.
+            # Steps of a uniform grid differ by rounding: compare twelve digits.
             key = float(f"{h:.11e}")
             if key not in solvers:
                 solvers[key] = np.linalg.inv(implicit)
@@ -146,7 +141,7 @@ def states(
     *,
     skip: bool,
 ) -> Iterator[Array]:
-    """States C(t) [N, d] after times[0], ending with times[-1]; with `skip`, some of those between may be left out."""
+    """States C(t) [N, d] after times[0], ending with times[-1]; with `skip`, intermediate ones may be left out."""
     stride = _STRIDE if skip and method != "bilinear" and measure.closes and measure.orthonormal else 1
     for grid in _grids(times, stride, measure.N):
         if method == "bilinear":
@@ -156,6 +151,8 @@ def states(
             held = _Held(starts, signal(starts))
             following = _exponential(measure, _hold(transport, starts), held, grid, state, extra=2)
         else:
-            following = _exponential(measure, transport, signal, grid, state, extra=0)
+            # Straight lines between samples are integrated to rounding.
+            extra = 3 if isinstance(signal, Samples) else 0
+            following = _exponential(measure, transport, signal, grid, state, extra)
         for state in following:
             yield state

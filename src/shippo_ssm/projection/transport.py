@@ -1,12 +1,12 @@
 """Transport of the channel frame: d_t P(t, tau) = P(t, tau) A_R(t), P(tau, tau) = I.
 
-A generator path A_R comes as one matrix [d, d], as pieces [K, d, d] with starting times [K], or as a callable t -> [d, d]. The
-time axis is cut into segments [s_j, s_{j+1}] on which P is known in closed form or by an adaptive ODE solution, and
+The generator path A_R is one matrix [d, d], pieces [K, d, d] with starting times [K], or a callable t -> [d, d]. The time axis
+is cut into segments [s_j, s_{j+1}] on which P is known in closed form or by an adaptive ODE solution, and
 
     P(t, tau) = P(s_{j+1}, tau) P(s_{j+2}, s_{j+1}) ... P(t, s_i)      for tau in segment j, t in segment i.
 
-The segments of a callable path are short against the size of A_R, so that every factor is well conditioned even where the frame
-V(t) = P(t, 0) over a long history is not. Times may be arrays; matrices come back as [.., d, d].
+The segments of a callable path are short compared to the size of A_R, so that every factor is well conditioned. Times may be
+arrays; matrices are [.., d, d].
 """
 
 from __future__ import annotations
@@ -14,11 +14,10 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from functools import cached_property
-from itertools import pairwise
 from typing import Any
 
 import numpy as np
-from scipy.integrate import quad, solve_ivp
+from scipy.integrate import solve_ivp
 
 from shippo_ssm._expect import expect_size
 from shippo_ssm.projection._numerics import Array, as_real, expm, expm_ages
@@ -28,10 +27,7 @@ _ATOL = 1e-13
 # Bound on ||A_R|| times the length of a segment: the condition of a local frame stays below about exp(2 * 2).
 _SEGMENT_SIZE = 2.0
 _LONGEST_SEGMENT = 4.0
-
-
 REAL = "real matrices [d, d]; write complex entries as 2 x 2 blocks"
-
 _Dense = Callable[[Array], Array]
 
 
@@ -47,26 +43,14 @@ class _Pieces:
     def reach(self, t: float) -> None:
         """Pieces are known for all times."""
 
-    def step(self, segment: Array, later: Array, earlier: Array) -> Array:
-        """P(later, earlier) for pairs [M] inside segments j [M]: [M, d, d]."""
-        return self._exponentials(self._generators, segment, later - earlier)
-
-    def step_inverse(self, segment: Array, later: Array, earlier: Array) -> Array:
-        """P(later, earlier)^{-1} for pairs [M] inside segments j [M]: [M, d, d]."""
-        return self._exponentials(self._inverse, segment, later - earlier)
-
-    @staticmethod
-    def _exponentials(generators: Array, segment: Array, ages: Array) -> Array:
-        if len(generators) == 1:
-            return expm_ages(generators[0], ages)
-        return expm(ages[:, None, None] * generators[segment])
+    def step(self, segment: Array, later: Array, earlier: Array, *, inverse: bool = False) -> Array:
+        """P(later, earlier), or its inverse, for pairs [M] inside segments j [M]: [M, d, d]."""
+        generators, ages = self._inverse if inverse else self._generators, later - earlier
+        return expm_ages(generators[0], ages) if len(generators) == 1 else expm(ages[:, None, None] * generators[segment])
 
 
 class _Flow:
-    """Segments of a callable path, solved by an adaptive Runge-Kutta method of order 8 when a time first asks for them.
-
-    On each, W_j solves W' = W A_R and Y_j = W_j^{-1} solves its own equation Y' = -A_R Y, both from I at s_j.
-    """
+    """Segments of a callable path, by an adaptive method of order 8: W' = W A_R and Y' = -A_R Y = (W^{-1})', from I at s_j."""
 
     def __init__(self, transport: Transport) -> None:
         self._transport = transport
@@ -118,19 +102,16 @@ class _Flow:
         result = np.empty((len(times), width, width))
         for index in np.unique(segment):
             rows = segment == index
-            # Many pairs share one end; the interpolant is the dear part.
+            # Many pairs share one end, and the interpolant is expensive.
             distinct, which = np.unique(times[rows], return_inverse=True)
             values = self._solutions[index][part](distinct).reshape(width, width, -1)
             result[rows] = np.moveaxis(values, -1, 0)[which]
         return result
 
-    def step(self, segment: Array, later: Array, earlier: Array) -> Array:
-        """P(later, earlier) = Y_j(earlier) W_j(later) for pairs [M] inside segments j [M]: [M, d, d]."""
-        return self._evaluate(segment, earlier, 1) @ self._evaluate(segment, later, 0)
-
-    def step_inverse(self, segment: Array, later: Array, earlier: Array) -> Array:
-        """P(later, earlier)^{-1} = Y_j(later) W_j(earlier) for pairs [M] inside segments j [M]: [M, d, d]."""
-        return self._evaluate(segment, later, 1) @ self._evaluate(segment, earlier, 0)
+    def step(self, segment: Array, later: Array, earlier: Array, *, inverse: bool = False) -> Array:
+        """P(later, earlier) = Y_j(earlier) W_j(later), or its inverse, for pairs [M] inside segments j [M]: [M, d, d]."""
+        first, last = (later, earlier) if inverse else (earlier, later)
+        return self._evaluate(segment, first, 1) @ self._evaluate(segment, last, 0)
 
 
 class Transport:
@@ -139,14 +120,8 @@ class Transport:
     Args:
         generator: [d, d]; or [K, d, d] together with `times`; or a callable t -> [d, d].
         width: number of channels d.
-        times: [K], where each piece begins; the first piece reaches back to time 0, the last one goes on for ever.
-        horizon: the time up to which a callable is defined; by default everywhere. It may be called some way ahead of the times
-            asked for, but never beyond its horizon.
-
-    Example:
-        >>> turn = Transport(np.array([[0.0, -1.0], [1.0, 0.0]]), 2)
-        >>> bool(np.allclose(turn.P(np.pi, 0.0), -np.eye(2)))
-        True
+        times: [K], the starts of the pieces; the first piece reaches back to time 0, the last one has no end.
+        horizon: the time up to which a callable is defined (default everywhere); it is never called beyond it.
     """
 
     def __init__(self, generator: Any, width: int, *, times: Any = None, horizon: float = math.inf) -> None:
@@ -227,22 +202,19 @@ class Transport:
             )
         return later.ravel(), np.clip(earlier.ravel(), 0.0, None), later.shape
 
-    def P(self, t: Any, tau: Any) -> Array:
-        """P(t, tau) [.., d, d] for 0 <= tau <= t; arrays broadcast."""
-        later, earlier, shape = self._pairs(t, tau)
-        return self._chain(later, earlier).reshape(*shape, self.width, self.width)
-
     def _locate(self, later: Array, earlier: Array) -> tuple[Array, Array]:
         """Segments of the ends and of the starts of pairs [M]; an end on a knot belongs to the segment before it."""
         segments = self._segments
-        # A callable path always has a first segment, even when only time 0 is asked for.
+        # A callable path needs a first segment even for time 0.
         segments.reach(max(float(later.max(initial=0.0)), min(1e-9, self.horizon)))
         last = len(segments.knots) - (1 if isinstance(segments, _Pieces) else 2)
         start = np.clip(np.searchsorted(segments.knots, earlier, side="right") - 1, 0, last)
         stop = np.clip(np.searchsorted(segments.knots, later, side="left") - 1, 0, last)
         return np.maximum(stop, start), start
 
-    def _chain(self, later: Array, earlier: Array) -> Array:
+    def P(self, t: Any, tau: Any) -> Array:
+        """P(t, tau) [.., d, d] for 0 <= tau <= t; arrays broadcast."""
+        later, earlier, shape = self._pairs(t, tau)
         segments = self._segments
         stop, start = self._locate(later, earlier)
         crossing = start < stop
@@ -259,7 +231,7 @@ class Transport:
                 here = rows[start[rows] == between[index]]
                 result[here] = result[here] @ suffix
                 suffix = whole[index] @ suffix
-        return result
+        return result.reshape(*shape, self.width, self.width)
 
     def V(self, t: Any) -> Array:
         """The moving frame V(t) = P(t, 0) [.., d, d]; P(t, tau) = V(tau)^{-1} V(t)."""
@@ -268,13 +240,10 @@ class Transport:
     def inverse(self, t: Any, tau: Any) -> Array:
         """P(t, tau)^{-1} [.., d, d] from its own equation d_t P^{-1} = -A_R(t) P^{-1}."""
         later, earlier, shape = self._pairs(t, tau)
-        return self._chain_inverse(later, earlier).reshape(*shape, self.width, self.width)
-
-    def _chain_inverse(self, later: Array, earlier: Array) -> Array:
         segments = self._segments
         stop, start = self._locate(later, earlier)
         enter = np.where(start < stop, segments.knots[stop], earlier)
-        result = segments.step_inverse(stop, later, enter)
+        result = segments.step(stop, later, enter, inverse=True)
         # The factors of P, inverted and in reverse order; all pairs walk back in step.
         current = stop.copy()
         while np.any(current > start):
@@ -282,24 +251,14 @@ class Transport:
             current[rows] -= 1
             segment = current[rows]
             enter = np.where(segment > start[rows], segments.knots[segment], earlier[rows])
-            result[rows] = result[rows] @ segments.step_inverse(segment, segments.knots[segment + 1], enter)
-        return result
+            result[rows] = result[rows] @ segments.step(segment, segments.knots[segment + 1], enter, inverse=True)
+        return result.reshape(*shape, self.width, self.width)
 
     def metric(self, t: Any, tau: Any) -> Array:
-        """M_P(t, tau) = P(t, tau) P(t, tau)^T [.., d, d]: lengths of channel vectors written at tau, seen at t."""
+        """M_P(t, tau) = P(t, tau) P(t, tau)^T [.., d, d]: the metric at t of channel vectors written at tau."""
         frame = self.P(t, tau)
         return frame @ np.swapaxes(frame, -1, -2)
 
     def carry(self, values: Array, tau: Any, t: Any) -> Array:
-        """Rows f(tau)^T P(t, tau) [.., d]: channel vectors [.., d] written at tau, in the frame of t."""
+        """f(tau)^T P(t, tau) [.., d]: channel vectors [.., d] written at tau, in the frame of t."""
         return np.einsum("...i,...ij->...j", values, self.P(t, tau))
-
-    def log_det(self, t: float, tau: float) -> float:
-        """int_tau^t tr A_R(s) ds, which is log det P(t, tau) by Liouville's formula."""
-        (later,), (earlier,), _ = self._pairs(float(t), float(tau))
-        if self._call is None:
-            inside = self.breaks[(self.breaks > earlier) & (self.breaks < later)]
-            edges = np.unique(np.concatenate([[earlier, later], inside]))
-            return math.fsum(float(np.trace(self.generator(start))) * (stop - start) for start, stop in pairwise(edges))
-        value, _ = quad(lambda s: float(np.trace(self.generator(s))), earlier, later, epsabs=1e-12, epsrel=1e-11, limit=500)
-        return float(value)

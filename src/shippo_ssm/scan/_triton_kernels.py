@@ -1,9 +1,10 @@
-"""The scan and its adjoint for cards, in Triton: time inside a program, the state in registers.
+"""The scan and its adjoint for GPUs, in Triton: time inside a program, the state in registers.
 
 A program is one sequence and one block of BG groups. Column p of the state is a tile [BG, BN], with the state order N along
 the lanes of a warp (BN is N rounded up to a power of two); the P columns are P tiles, a tuple. Numbers that belong to a group
 alone (value, right, step, dy) are tiles [BG]. Row u = t G + g of an operand is position t of group g, with all sequences of a
-batch one after another, as in `_fused_kernels.py`, whose formulas these are.
+batch one after another, as in `_cpu_kernels.py`, whose formulas these are. Row v = t Q + g // SHARED of write and read belongs
+to SHARED groups: where these fill whole programs, a program loads it once, as a tile [1, BN].
 
 `scan` goes through time, BT positions in a round, loads running STAGES rounds ahead through shared memory:
 
@@ -83,6 +84,38 @@ def store_lines(array, row, g, n, real, tiles, N: tl.constexpr, ROWS: tl.constex
 
 
 @triton.jit
+def sets_of(home, g, SHARED: tl.constexpr, BG: tl.constexpr):
+    """Where the write and read of the groups home + g stand among the Q of a position: a first row, and the rows behind it."""
+    if SHARED == 1:
+        return home, g
+    elif SHARED % BG == 0:
+        return home // SHARED, tl.arange(0, 1)
+    else:
+        return home * 0, (home + g) // SHARED
+
+
+@triton.jit
+def load_shared(
+    array, row, s, n, real, BG: tl.constexpr, ROWS: tl.constexpr, N: tl.constexpr, DTYPE: tl.constexpr, stride=0,
+    COUNT: tl.constexpr = 1, limit=None,
+):  # fmt: skip
+    """`load_lines` of the rows s of an array of writes or reads, for all BG groups."""
+    lines = load_lines(array, row, s, n, real, ROWS, N, DTYPE, stride, COUNT, limit)
+    tiles = ()
+    for k in tl.static_range(COUNT * ROWS):
+        tiles += (tl.broadcast_to(lines[k], (BG, n.shape[0])),)
+    return tiles
+
+
+@triton.jit
+def store_shared(array, row, s, n, real, tile, ROW: tl.constexpr, ROWS: tl.constexpr, N: tl.constexpr):
+    """`store_line` of a gradient of a write or read: of each group, or their sum where they have one row."""
+    if s.shape[0] != tile.shape[0]:
+        tile = tl.sum(tile, 0)[None, :]
+    store_line(array, row, s, n, real, tile, ROW, ROWS, N)
+
+
+@triton.jit
 def zero_state(BG: tl.constexpr, BN: tl.constexpr, P: tl.constexpr, DTYPE: tl.constexpr):
     columns = ()
     for _ in tl.static_range(P):
@@ -119,7 +152,7 @@ def fold_outer(rows, columns, P: tl.constexpr, HALVES: tl.constexpr, PACKED: tl.
     """sum_n rows[p] columns[q] for all p and q, as one tile [BG, P P], filled to a power of two.
 
     In a warp with one number of each sum per lane, two lanes first add two sums q and q + 1 to each other, each lane one of
-    them: half as much is left to be turned around by `fold`'s exchange, which would hold up the card.
+    them: half as much is left to be turned around by `fold`'s exchange, which would stall the GPU.
     """
     PARTS: tl.constexpr = 2**HALVES
     BG: tl.constexpr = rows[0].shape[0]
@@ -205,13 +238,22 @@ def add_source(moved, write, value, FIRST: tl.constexpr, RANK: tl.constexpr, P: 
 
 @triton.jit
 def extent(bounds, length, sequence, HAS_BOUNDS: tl.constexpr):
-    """First position of a sequence and the one behind its last."""
+    """First position of a sequence and the one behind its last; `bounds` are in range and do not decrease."""
     if HAS_BOUNDS:
         begin, end = tl.load(bounds + sequence).to(tl.int64), tl.load(bounds + sequence + 1).to(tl.int64)
     else:
         begin = sequence.to(tl.int64) * length
         end = begin + length
     return begin, end
+
+
+@triton.jit
+def poisoned(state, bad, P: tl.constexpr):
+    """The state, or NaN where bounds are `bad`."""
+    columns = ()
+    for p in tl.static_range(P):
+        columns += (tl.where(bad, float("nan"), state[p]),)
+    return columns
 
 
 @triton.jit
@@ -241,10 +283,10 @@ def span_of(begin, length, sequence, HAS_BOUNDS: tl.constexpr, SPAN: tl.constexp
 @triton.jit
 def scan(
     value, write, read, step, drift, right, seen, initial, bounds, y, final, kept, left, turned, length, crowd,
-    G: tl.constexpr, N: tl.constexpr, P: tl.constexpr, RANK: tl.constexpr, HAS_RIGHT: tl.constexpr, HAS_SEEN: tl.constexpr,
-    VARYING: tl.constexpr, HAS_INITIAL: tl.constexpr, HAS_BOUNDS: tl.constexpr, MIRROR: tl.constexpr, READS: tl.constexpr,
-    SUMMARY: tl.constexpr, KEEP: tl.constexpr, EVEN: tl.constexpr, DTYPE: tl.constexpr, PACKED: tl.constexpr, BG: tl.constexpr,
-    BT: tl.constexpr, HALVES: tl.constexpr, STAGES: tl.constexpr,
+    G: tl.constexpr, SHARED: tl.constexpr, N: tl.constexpr, P: tl.constexpr, RANK: tl.constexpr, HAS_RIGHT: tl.constexpr,
+    HAS_SEEN: tl.constexpr, VARYING: tl.constexpr, HAS_INITIAL: tl.constexpr, HAS_BOUNDS: tl.constexpr, MIRROR: tl.constexpr,
+    READS: tl.constexpr, SUMMARY: tl.constexpr, KEEP: tl.constexpr, EVEN: tl.constexpr, DTYPE: tl.constexpr,
+    PACKED: tl.constexpr, BG: tl.constexpr, BT: tl.constexpr, HALVES: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
     """The final states; with READS also y; unless KEEP is 0 the state before every KEEP positions of a sequence; as a SUMMARY
     the products of the left and of the right factors. A mirror that keeps the states behind every KEEP positions has no use for
@@ -256,8 +298,13 @@ def scan(
     count = (end - begin).to(tl.int32)
     home, g, n = tl.program_id(0) * BG, tl.arange(0, BG), tl.arange(0, BN)
     real = real_groups(home, g, G, BG)
+    Q: tl.constexpr = G // SHARED
+    first_set, s = sets_of(home, g, SHARED, BG)
+    has_set = real if s.shape[0] == BG else tl.full((1,), True, tl.int1)
     row = sequence.to(tl.int64) * G + home
     state = load_state(initial, row, g, n, real, N, P, DTYPE) if HAS_INITIAL else zero_state(BG, BN, P, DTYPE)
+    if HAS_BOUNDS:
+        state = poisoned(state, tl.load(bounds + tl.num_programs(1) + 1) == 0, P)
     rate = load_lines(drift, home, g, n, real, 1, N, DTYPE)[0] * LOG2_E if not VARYING else tl.zeros((BG, BN), DTYPE)
     # Of a sequence's kept states.
     place = row
@@ -280,13 +327,13 @@ def scan(
         first = (count - rounds) * (0 if size == BT else 1)
         for i in tl.range(0, rounds, num_stages=STAGES):
             t = first + (rounds - 1 - i if MIRROR else i) * size
-            u = (begin + t) * G + home
+            u, v = (begin + t) * G + home, (begin + t) * Q + first_set
             values = load_numbers(value, u, g, real, RANK * P, DTYPE, G, size)
             rights = load_numbers(right, u, g, real, P * P, DTYPE, G, size) if HAS_RIGHT else ()
             steps = load_numbers(step, u, g, real, 1, DTYPE, G, size)
             shown = load_numbers(seen, u, g, real, RANK * P, DTYPE, G, size) if HAS_SEEN else ()
-            lines = load_lines(write, u, g, n, real, RANK, N, DTYPE, G, size)
-            readouts = load_lines(read, u, g, n, real, 1, N, DTYPE, G, size) if READS else ()
+            lines = load_shared(write, v, s, n, has_set, BG, RANK, N, DTYPE, Q, size)
+            readouts = load_shared(read, v, s, n, has_set, BG, 1, N, DTYPE, Q, size) if READS else ()
             rates = load_lines(drift, u, g, n, real, 1, N, DTYPE, G, size) if VARYING else ()
             # Before they are needed, since they take long.
             powers, lefts = (), ()
@@ -314,6 +361,18 @@ def scan(
                     elapsed += powers[k]
                     if HAS_RIGHT:
                         product = move(product, 1.0, rights, k * P * P, False, True, P, 0)
+            if SUMMARY and HAS_RIGHT:
+                # Powers of two move from the right to the left product before either leaves the range of its dtype.
+                largest = tl.zeros((BG,), DTYPE)
+                for p in tl.static_range(P):
+                    largest = tl.maximum(largest, tl.max(tl.abs(product[p]), 1))
+                exponent = tl.minimum(tl.floor(tl.log2(tl.where(largest > 0, largest, 1.0))), 100.0)
+                exponent = tl.where(tl.abs(exponent) > 16, exponent, 0.0)
+                elapsed += exponent[:, None]
+                scaled = ()
+                for p in tl.static_range(P):
+                    scaled += (product[p] * tl.exp2(-exponent)[:, None],)
+                product = scaled
             if KEEP and MIRROR:
                 store_lines(kept, place + t // KEEP * G, g, n, tl.where(t % KEEP == 0, real, False), state, N, P)
             if READS:
@@ -323,6 +382,8 @@ def scan(
     if not (MIRROR and KEEP):
         store_state(final, row, g, n, real, state, N, P)
     if SUMMARY:
+        # Finite, so that it leaves a zero alone.
+        elapsed = tl.minimum(elapsed, 1023.0 if DTYPE == tl.float64 else 127.0)  # noqa: SIM300
         store_line(left, row, g, n, real, tl.exp2(elapsed), 0, 1, N)
         if HAS_RIGHT:
             store_state(turned, row, g, tl.arange(0, padded(P)), real, product, P, P)
@@ -355,13 +416,14 @@ def prefix(
 @triton.jit
 def gradients(
     value, write, read, step, drift, right, seen, bounds, whose, kept, adjoints, dy,
-    dvalue, dwrite, dread, dstep, ddrift, dright, dseen, dinitial, length, crowd,
-    G: tl.constexpr, N: tl.constexpr, P: tl.constexpr, RANK: tl.constexpr, HAS_RIGHT: tl.constexpr, HAS_SEEN: tl.constexpr,
-    VARYING: tl.constexpr, HAS_INITIAL: tl.constexpr, HAS_BOUNDS: tl.constexpr, KEEP: tl.constexpr, SPAN: tl.constexpr,
-    EVEN: tl.constexpr, DTYPE: tl.constexpr, PACKED: tl.constexpr, BG: tl.constexpr, BT: tl.constexpr, HALVES: tl.constexpr,
-    STAGES: tl.constexpr,
+    dvalue, dwrite, dread, dstep, ddrift, dright, dseen, dinitial, length, crowd, positions,
+    G: tl.constexpr, SHARED: tl.constexpr, N: tl.constexpr, P: tl.constexpr, RANK: tl.constexpr, HAS_RIGHT: tl.constexpr,
+    HAS_SEEN: tl.constexpr, VARYING: tl.constexpr, HAS_INITIAL: tl.constexpr, HAS_BOUNDS: tl.constexpr, KEEP: tl.constexpr,
+    SPAN: tl.constexpr, EVEN: tl.constexpr, DTYPE: tl.constexpr, PACKED: tl.constexpr, BG: tl.constexpr, BT: tl.constexpr,
+    HALVES: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
-    """The gradients of all operands; that of a constant drift is left as one partial [G, N] per SPAN positions."""
+    """The gradients of all operands; that of a constant drift is left as one partial [G, N] per SPAN positions, those of shared
+    vectors as one per program of a set, or group where a program has several sets: [parts, positions, Q, ..]."""
     BN: tl.constexpr = padded(N)
     PAIRS: tl.constexpr = 2 if PACKED and HALVES else 0
     slot = tl.program_id(1)
@@ -372,6 +434,13 @@ def gradients(
     count = tl.minimum((end - begin).to(tl.int32) - offset, SPAN)
     home, g, n = tl.program_id(0) * BG, tl.arange(0, BG), tl.arange(0, BN)
     real = real_groups(home, g, G, BG)
+    Q: tl.constexpr = G // SHARED
+    first_set, s = sets_of(home, g, SHARED, BG)
+    has_set = real if s.shape[0] == BG else tl.full((1,), True, tl.int1)
+    # The rows of this program's, or of each group's, part of a set's gradients.
+    parts = s
+    if SHARED > 1:
+        parts = s + (home % SHARED // BG if SHARED % BG == 0 else (home + g) % SHARED).to(tl.int64) * positions * Q
     place = slot.to(tl.int64) * G + home
     adjoint = load_lines(adjoints, place, g, n, real, P, N, DTYPE)
     drifts = load_lines(drift, home, g, n, real, 1, N, DTYPE)[0] if not VARYING else tl.zeros((BG, BN), DTYPE)
@@ -389,7 +458,7 @@ def gradients(
             # From the kept state to the block.
             for i in range(low // KEEP * KEEP, low):
                 u = (begin + offset + i) * G + home
-                wheres = load_lines(write, u, g, n, real, RANK, N, DTYPE)
+                wheres = load_shared(write, (begin + offset + i) * Q + first_set, s, n, has_set, BG, RANK, N, DTYPE)
                 values = load_numbers(value, u, g, real, RANK * P, DTYPE)
                 rights = load_numbers(right, u, g, real, P * P, DTYPE) if HAS_RIGHT else ()
                 steps = tl.load(step + u + g, mask=real, other=0.0).to(DTYPE)
@@ -398,15 +467,15 @@ def gradients(
                 moved = move(state, tl.exp2(steps[:, None] * (drifts * LOG2_E)), rights, 0, False, HAS_RIGHT, P, PAIRS)
                 state = add_source(moved, wheres, values, 0, RANK, P, PAIRS)
         # States 0 .. BT of the block, one after another; those behind the end of a sequence are not used.
-        u = (begin + offset + low) * G + home
+        u, v = (begin + offset + low) * G + home, (begin + offset + low) * Q + first_set
         limit = None if EVEN else tl.minimum(count - low, BT)
         values = load_numbers(value, u, g, real, RANK * P, DTYPE, G, BT, limit)
         rights = load_numbers(right, u, g, real, P * P, DTYPE, G, BT, limit) if HAS_RIGHT else ()
         steps = load_numbers(step, u, g, real, 1, DTYPE, G, BT, limit)
         cotangents = load_numbers(dy, u, g, real, P, DTYPE, G, BT, limit)
         shown = load_numbers(seen, u, g, real, RANK * P, DTYPE, G, BT, limit) if HAS_SEEN else ()
-        wheres = load_lines(write, u, g, n, real, RANK, N, DTYPE, G, BT, limit)
-        readouts = load_lines(read, u, g, n, real, 1, N, DTYPE, G, BT, limit)
+        wheres = load_shared(write, v, s, n, has_set, BG, RANK, N, DTYPE, Q, BT, limit)
+        readouts = load_shared(read, v, s, n, has_set, BG, 1, N, DTYPE, Q, BT, limit)
         rates = load_lines(drift, u, g, n, real, 1, N, DTYPE, G, BT, limit) if VARYING else ()
         states, lefts = state, ()
         for k in tl.static_range(BT):
@@ -426,6 +495,7 @@ def gradients(
         share = tl.zeros((BG, BN), DTYPE)
         for k in tl.static_range(BT - 1, -1, -1):
             here, at = real if EVEN else tl.where(k < limit, real, False), u + k * G
+            kept_set, at_set = has_set if EVEN else tl.where(k < limit, has_set, False), v + k * Q
             old = states[k * P : (k + 1) * P]
             readout = readouts[k]
             upper = add_source(adjoint, (readout,), cotangents, k * P, 1, P, PAIRS)
@@ -443,10 +513,10 @@ def gradients(
                     dwhere += own[:, None] * readout
                     for p in tl.static_range(P - 1, -1, -1):
                         looked, lookers = (readout * cotangents[k * P + p][:, None],) + looked, (where,) + lookers
-                store_line(dwrite, at, g, n, here, dwhere, r, RANK, N)
+                store_shared(dwrite, at_set, parts, n, kept_set, dwhere, r, RANK, N)
                 for p in tl.static_range(P - 1, -1, -1):
                     pulled, pullers = (where,) + pulled, (sources[p],) + pullers
-            store_line(dread, at, g, n, here, dreadout, 0, 1, N)
+            store_shared(dread, at_set, parts, n, kept_set, dreadout, 0, 1, N)
             faded = ()
             for p in tl.static_range(P):
                 faded += (mul(upper[p], lefts[k], PAIRS),)

@@ -49,8 +49,8 @@ class Recurrence(NamedTuple):
 
     Args:
         value: [B, T, G, r, P].
-        write: [B, T, G, r, N].
-        read: [B, T, G, N].
+        write: [B, T, Q, r, N]; Q divides G, and group g uses set g // (G / Q).
+        read: [B, T, Q, N].
         step: [B, T, G].
         drift: [G, N] (constant) or [B, T, G, N].
         right: [B, T, G, P, P], or `None` for the identity.
@@ -86,10 +86,15 @@ class Recurrence(NamedTuple):
             value, write, seen = value.unsqueeze(-2), write.unsqueeze(-2), None if seen is None else seen.unsqueeze(-2)
         return Recurrence(value, write, read, step, drift, right, seen)
 
+    def per_group(self) -> Recurrence:
+        """The same recurrence with one write and read for every group, Q = G, for what computes in torch."""
+        groups = self.value.shape[2]
+        return self._replace(write=per_group(self.write, groups, 2), read=per_group(self.read, groups, 2))
+
     def zero_state(self) -> Tensor:
         """The state [B, G, N, P] before anything was written."""
-        batch, _, groups, order = self.read.shape
-        return self.value.new_zeros(batch, groups, order, self.value.shape[-1])
+        batch, _, groups, _, width = self.value.shape
+        return self.value.new_zeros(batch, groups, self.read.shape[-1], width)
 
 
 def identity_affine(
@@ -145,10 +150,34 @@ def compose(first: Affine, second: Affine) -> Affine:
     return Affine(left, right, apply(second, first.update))
 
 
+def balance(element: Affine) -> Affine:
+    """The same map with the largest entry of `right` between 1 and 2: powers of two, which are exact, move into `left`.
+
+    A long product of right factors can overflow while that of the left factors underflows and the map itself is finite.
+    """
+    if element.right is None or not element.right.shape[-1]:
+        return element
+    exponent = element.right.detach().abs().amax((-2, -1), keepdim=True).log2().floor()
+    # A power of two whose inverse is finite; 1 for a factor that is zero or not finite.
+    most = 100.0 if exponent.dtype == torch.float32 else 1000.0
+    scale = torch.where(exponent.isfinite(), exponent.clamp(-most, most), 0.0).exp2()
+    left = element.left * (scale.squeeze(-1) if element.diagonal else scale)
+    return element._replace(left=left, right=element.right / scale)
+
+
 def map_tensors(function: Callable[..., Tensor], *elements: Affine) -> Affine:
     """`function` over the lefts, the rights and the updates of `elements`; an identity right (`None`) stays one."""
     right = None if elements[0].right is None else function(*(element.right for element in elements))
     return Affine(function(*(element.left for element in elements)), right, function(*(element.update for element in elements)))
+
+
+def per_group(shared: Tensor, groups: int, dim: int) -> Tensor:
+    """[.., Q, ..] -> [.., G, ..] along `dim`: the set of every group, g // (G / Q); a view where Q is 1 or G."""
+    sets = shared.shape[dim]
+    if sets == groups:
+        return shared
+    sizes = (*shared.shape[: dim + 1], groups // sets, *shared.shape[dim + 1 :])
+    return shared.unsqueeze(dim + 1).expand(sizes).flatten(dim, dim + 1)
 
 
 def outer(write: Tensor, value: Tensor) -> Tensor:

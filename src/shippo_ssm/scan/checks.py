@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from shippo_ssm._dtypes import compute_dtype
-from shippo_ssm._private import values_visible
+from shippo_ssm.dispatch import is_readable
 from shippo_ssm.scan.algebra import Recurrence
 
 FLOATS = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
@@ -40,7 +40,9 @@ def expect_shape(op: str, name: str, tensor: Tensor, letters: Sequence[str], siz
 
 
 def expect_placement(op: str, name: str, tensor: Tensor, device: torch.device, dtypes: tuple[torch.dtype, ...]) -> None:
-    """Check that `tensor` lies on `device` in one of `dtypes`."""
+    """Check that `tensor` lies on `device` in one of `dtypes`, with strides."""
+    if tensor.layout != torch.strided:
+        raise ValueError(f"{op}: `{name}` has layout {tensor.layout}, expected torch.strided; convert it with .to_dense()")
     if tensor.device != device:
         raise ValueError(f"{op}: `{name}` is on {tensor.device}, expected {device} as the first argument; move it with .to()")
     if tensor.dtype not in dtypes:
@@ -70,8 +72,8 @@ def check_recurrence(
     source = (*token, "r") if value.ndim == 5 else token
     letters = {
         "value": (*source, "P"),
-        "write": (*source, "N"),
-        "read": (*token, "N"),
+        "write": ("B", "T", "Q", *source[3:], "N"),
+        "read": ("B", "T", "Q", "N"),
         "step": token,
         "drift": (*token, "N")[-drift.ndim :],
         "right": (*token, "P", "P"),
@@ -82,6 +84,11 @@ def check_recurrence(
     sizes: dict[str, int] = {}
     for name, tensor in given.items():
         expect_shape(op, name, tensor, letters[name], sizes)
+        if name == "write" and (sets := sizes["Q"]) != (groups := sizes["G"]) and (sets == 0 or groups % sets):
+            raise ValueError(
+                f"{op}: `write` has Q = {sets} at dimension 2, shape {tuple(tensor.shape)}; expected a divisor of "
+                f"G = {groups}, since groups share it in equal parts; use Q = 1 for all groups or Q = G for one each"
+            )
     if value.dtype not in FLOATS:
         raise ValueError(
             f"{op}: `value` has dtype {str(value.dtype).removeprefix('torch.')}; expected float32, float64, bfloat16 or "
@@ -110,15 +117,20 @@ def check_cu_seqlens(op: str, cu_seqlens: Tensor, batch: int, length: int | None
     expect_placement(op, "cu_seqlens", cu_seqlens, device, (torch.int32, torch.int64))
     if batch != 1:
         raise ValueError(f"{op}: `cu_seqlens` came with B = {batch}; expected B = 1; pack the sequences along T")
-    if not values_visible(cu_seqlens):
+    if not is_readable(cu_seqlens):
         return
     bounds = cu_seqlens.tolist()
     length = bounds[-1] if length is None else length
     if bounds[0] != 0 or bounds[-1] != length or any(low > high for low, high in pairwise(bounds)):
-        raise ValueError(
-            f"{op}: `cu_seqlens` is {bounds}; expected non-decreasing boundaries from 0 to T = {length}; "
-            "build it with torch.cumsum of the lengths, led by a zero"
-        )
+        raise invalid_bounds(op, bounds, length)
+
+
+def invalid_bounds(op: str, bounds: list[int], length: int) -> ValueError:
+    """Error for boundaries of packed sequences that do not fit T = `length`."""
+    return ValueError(
+        f"{op}: `cu_seqlens` is {bounds}; expected non-decreasing boundaries from 0 to T = {length}; "
+        "build it with torch.cumsum of the lengths, led by a zero"
+    )
 
 
 def describe_recurrence(recurrence: Recurrence, cu_seqlens: Tensor | None = None) -> dict[str, Any]:
@@ -131,6 +143,7 @@ def describe_recurrence(recurrence: Recurrence, cu_seqlens: Tensor | None = None
         "`value` has P": value.shape[-1],
         "`value` has rank": value.shape[3] if value.ndim == 5 else 1,
         "`value` has dtype": str(value.dtype),
+        "`write` has Q": write.shape[2],
         "`write` has N": write.shape[-1],
         "`drift` has dimensions": drift.ndim,
         "`right` is there": right is not None,

@@ -24,13 +24,15 @@ from shippo_ssm.scan.packing import scan_packed
 LONGEST_CHUNK = 64
 # The largest condition number of V that a chunk may reach: rounding errors are multiplied by it.
 LARGEST_CONDITION = {torch.float32: 30.0, torch.float64: 1e4}
+# The largest norm of V and of its inverse: what is multiplied by both stays in range.
+LARGEST_NORM = {torch.float32: 1e20, torch.float64: 1e150}
 
 
 def run(recurrence: Recurrence, initial_state: Tensor | None = None, cu_seqlens: Tensor | None = None) -> tuple[Tensor, Tensor]:
     """y and the final state, by chunks in a moving frame."""
     if cu_seqlens is not None:
         return scan_packed(run, recurrence, initial_state, cu_seqlens)
-    value, write, read, step, drift, right, seen = recurrence
+    value, write, read, step, drift, right, seen = recurrence.per_group()
     length = chunk_length(read.shape[1], right)
     if length == 1:
         # A frame of one step is the step itself: nothing is left of the chunk but the scan of the maps.
@@ -38,8 +40,8 @@ def run(recurrence: Recurrence, initial_state: Tensor | None = None, cu_seqlens:
     log_left = step.unsqueeze(-1) * drift
     num_positions = read.shape[1]
 
-    # K chunks of C positions: [B, G, K, C, ...]. Padding stands at the front, as identity maps, so that the last position
-    # of a sequence is the last of its chunk.
+    # K chunks of C positions: [B, G, K, C, ...]. Identity maps pad the front, so that the last position of a sequence is the
+    # last of its chunk.
     read_c, write_c, value_c, log_left_c = (_cut(tensor, length) for tensor in (read, write, value, log_left))
     if right is None:
         framed_c = value_c
@@ -86,9 +88,10 @@ def chunk_length(num_positions: int, right: Tensor | None) -> int:
     with torch.no_grad():
         while length > 1:
             frames, inverses = frame(_cut_right(right, length))
-            norms = torch.linalg.matrix_norm(frames) * torch.linalg.matrix_norm(inverses) / right.shape[-1]
+            norms = torch.linalg.matrix_norm(torch.stack([frames, inverses]))
+            conditions = norms[0] * norms[1] / right.shape[-1]
             # Written so that a NaN, from a singular or overflowing frame, counts as ill conditioned.
-            if bool((norms <= LARGEST_CONDITION[right.dtype]).all()):
+            if bool((conditions <= LARGEST_CONDITION[right.dtype]).all() & (norms <= LARGEST_NORM[right.dtype]).all()):
                 break
             length //= 2
     return length

@@ -1,12 +1,12 @@
 """A sequence cut over the ranks of a process group: every rank holds a contiguous part of T, also an empty one.
 
-Data path: at the door of a public call the ranks exchange a short header: how long each part is, what its operands are, and
-what is wrong with them, if anything is (`agree`). So all ranks raise the same error, and none waits for one that has given up.
-Then `Part` gathers the summaries of the segments (`segments.py`): one message of left, right and update in the forward pass,
-one of the adjoint's updates in the backward pass, in the dtype of the state. The transport is that of the group.
+Data path: a public call first exchanges a short header between the ranks: the length of each part, its operands, and any error
+(`negotiate_shards`). So all ranks raise the same error and no rank waits for one that failed. `SequenceShard` then gathers the
+summaries of the segments (`segments.py`): one message of left, right and update in the forward pass, one of the adjoint's
+updates in the backward pass, in the dtype of the state.
 
-What all ranks hold alike counts once: the initial state is that of the first rank, the loss is the sum of the ranks' losses,
-and the gradients of what they share (parameters, drift, the initial state) add up over the ranks.
+The initial state is that of the first rank, the loss is the sum of the ranks' losses, and gradients of what the ranks share
+(parameters, drift, the initial state) add up over the ranks.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from shippo_ssm.scan.segments import Together
+from shippo_ssm.scan.segments import SegmentLayout
 
 # Bytes of the header: a fixed size, so that ranks that disagree about everything else can still exchange it.
 HEADER = 2048
 
 
-class Part(Together):
+class SequenceShard(SegmentLayout):
     """The part of a sequence that this rank of `group` holds; `lengths` are the positions of all of them."""
 
     def __init__(self, group: dist.ProcessGroup, lengths: Sequence[int]) -> None:
@@ -73,7 +73,7 @@ class Part(Together):
 
 class _Exchange(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, part: Part, *tensors: Tensor) -> tuple[Tensor, ...]:
+    def forward(ctx: Any, part: SequenceShard, *tensors: Tensor) -> tuple[Tensor, ...]:
         ctx.part = part
         return tuple(part.gather(*tensors))
 
@@ -86,7 +86,7 @@ class _Exchange(torch.autograd.Function):
         return None, *(part.view_as(gradient[0]) for part, gradient in zip(parts, gradients))
 
 
-class _Tie(torch.autograd.Function):
+class _KeepInGraph(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, tensor: Tensor, *others: Tensor) -> Tensor:
         return tensor.view_as(tensor)
@@ -96,13 +96,13 @@ class _Tie(torch.autograd.Function):
         return *gradients, *[None] * (len(ctx.needs_input_grad) - 1)
 
 
-def tie(tensor: Tensor, *others: Tensor) -> Tensor:
+def keep_in_graph(tensor: Tensor, *others: Tensor) -> Tensor:
     """`tensor`, in a graph that holds `others` as well: a rank that has no use for what it received still answers for it."""
-    return _Tie.apply(tensor, *others)
+    return _KeepInGraph.apply(tensor, *others)
 
 
-def agree(op: str, group: dist.ProcessGroup, check: Callable[[], dict[str, Any]]) -> Part:
-    """The `Part` that this rank holds, if all ranks of `group` agree; otherwise the same `ValueError` on every one of them.
+def negotiate_shards(op: str, group: dist.ProcessGroup, check: Callable[[], dict[str, Any]]) -> SequenceShard:
+    """The `SequenceShard` of this rank, if all ranks of `group` agree; otherwise the same `ValueError` on every rank.
 
     Args:
         op: the public call, for messages.
@@ -134,7 +134,7 @@ def agree(op: str, group: dist.ProcessGroup, check: Callable[[], dict[str, Any]]
                     f"{op}: {what} = {found} on rank {rank} of `group` and {headers[0].get(what)} on rank 0; expected the same "
                     "on every rank; only T is cut"
                 )
-    return Part(group, [other["T"] for other in headers])
+    return SequenceShard(group, [other["T"] for other in headers])
 
 
 def _gather_headers(group: dist.ProcessGroup, header: dict[str, Any]) -> list[dict[str, Any]]:

@@ -3,7 +3,7 @@
 Data path: the tensors of a `Recurrence` go to one custom operator that returns y [B, T, G, P], the final states and the
 states at chunk boundaries; its gradient is a second operator that recomputes the states inside each chunk. Both cut
 their work into (sequence, block of groups) items, which are independent of each other, so results are the same bit for
-bit with any number of threads. `_fused_kernels.py` holds the machine code, compiled on first use.
+bit with any number of threads. `_cpu_kernels.py` holds the machine code, compiled on first use.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ import torch
 from torch import Tensor
 
 from shippo_ssm._dtypes import compute_dtype
+from shippo_ssm._private import custom_op
 from shippo_ssm.engine import allocate, launch
-from shippo_ssm.scan._frame_kernels import FRAMED
-from shippo_ssm.scan._fused_kernels import (
+from shippo_ssm.scan._cpu_kernels import (
     SIDE,
     Backward,
     Case,
@@ -33,24 +33,16 @@ from shippo_ssm.scan._fused_kernels import (
     padded_order,
 )
 from shippo_ssm.scan.algebra import Affine, Recurrence
+from shippo_ssm.scan.checks import invalid_bounds
 
-# The largest P whose sums fit into registers.
-WIDEST = 16
 # Sequences for each thread from which they are not split over blocks of groups.
 _ITEMS_PER_THREAD = 4
 # Bytes of recomputed states that one backward item keeps: they are written and read again, and should stay in cache.
 _BACKWARD_SCRATCH = 1 << 19
-# Bytes of `write` from which gradients are streamed past the caches: nobody finds them there later.
+# Backward items of a call, where a set is split to have them, and the fewest groups of one.
+_SPLIT_ITEMS, _SPLIT_GROUPS = 16, 8
+# Bytes of `write` or `right` from which gradients bypass the caches, where nothing would find them later.
 _STREAMED = 1 << 23
-
-
-def obstacle(value: Tensor) -> str | None:
-    """Why the kernels cannot run on `value` [.., P]; `None` where they can."""
-    if value.device.type != "cpu":
-        return f"tensors on {value.device.type}, and the fused kernels run on a CPU"
-    if not 1 <= value.shape[-1] <= WIDEST:
-        return f"width P = {value.shape[-1]}, and the fused kernels take 1 to {WIDEST}"
-    return None
 
 
 def summary(recurrence: Recurrence, cu_seqlens: Tensor | None = None, *, mirrored: bool = False) -> Affine:
@@ -61,18 +53,19 @@ def summary(recurrence: Recurrence, cu_seqlens: Tensor | None = None, *, mirrore
         cu_seqlens: boundaries of packed sequences.
         mirrored: the summary of S_{t-1} = L_t (S_t + read_t dy_t^T) R_t^T, from after the last position to before the first.
     """
-    value, write, _, _, drift, right, _ = recurrence
-    sizes = int(write.shape[-1]), int(value.shape[-1]), int(value.shape[-2])
-    case = _make_case(value.dtype, *sizes, right is not None, False, drift.ndim == 4)
-    count, items = _items(value, cu_seqlens, case.chunk, value.shape[2])
+    value, write, _, _, _, right, _ = recurrence
+    # The kernel looks at neither `read` nor `seen`.
+    recurrence = recurrence._replace(read=write, seen=None)
+    case = _case(recurrence)._replace(shared=False)
+    count, items = _items(recurrence, cu_seqlens, case.chunk, value.shape[2])
     corner = (len(items.first_chunk), value.shape[2])
     dtype = compute_dtype(value.dtype)
     left = value.new_empty(*corner, case.order, dtype=dtype)
     update = value.new_empty(*corner, case.order, case.width, dtype=dtype)
     turned = None if right is None else value.new_empty(*corner, case.width, case.width, dtype=dtype)
-    # The kernel looks at neither `read` nor `seen`.
-    record = recurrence._replace(read=write, seen=None)
-    launch(build_summary, count, Summary(items, record, left, turned, update), case=case, mirrored=mirrored)
+    operands = [tensor for tensor in (*recurrence[:2], *recurrence[3:6]) if tensor is not None]
+    finite = all(math.isfinite(tensor.sum(dtype=dtype)) for tensor in operands)
+    launch(build_summary, count, Summary(items, recurrence, left, turned, update), case=case, mirrored=mirrored, skips=finite)
     return Affine(left, turned, update)
 
 
@@ -93,6 +86,19 @@ class Outputs(NamedTuple):
     kept: Tensor
 
 
+class Pullback(NamedTuple):
+    """What a backward pass takes, and the gradients that it fills."""
+
+    recurrence: Recurrence
+    initial_state: Tensor | None
+    cu_seqlens: Tensor | None
+    kept: Tensor
+    dy: Tensor
+    dfinal: Tensor | None
+    gradient: Recurrence
+    dinitial: Tensor
+
+
 def scan_operators(
     name: str, case_of: Callable[..., Any], forward: Callable[..., None], backward: Callable[..., None]
 ) -> tuple[Callable[..., tuple[Tensor, Tensor]], Any, Any]:
@@ -102,7 +108,7 @@ def scan_operators(
         name: of the operator, below `shippo::`.
         case_of: recurrence -> case, with case.chunk positions between two kept states and case.row numbers in a row of them.
         forward: (case, recurrence, initial_state, cu_seqlens, outputs), fills the outputs; none are kept where `kept` is empty.
-        backward: (case, recurrence, initial_state, cu_seqlens, kept, dy, dfinal, gradient, dinitial), fills the last two.
+        backward: (case, pullback), fills the gradients.
 
     Returns:
         The backend; the scan, of the fields of a record, initial_state, cu_seqlens and whether to keep; and its gradient.
@@ -133,47 +139,32 @@ def scan_operators(
             new(value, (kept, groups, width, case.row), dtype),
         )
 
-    @torch.library.custom_op(f"shippo::{name}", mutates_args=())
-    def scan_op(
-        value: Tensor,
-        write: Tensor,
-        read: Tensor,
-        step: Tensor,
-        drift: Tensor,
-        right: Tensor | None,
-        seen: Tensor | None,
-        initial_state: Tensor | None,
-        cu_seqlens: Tensor | None,
-        keep: bool,
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        recurrence = Recurrence(value, write, read, step, drift, right, seen)
+    given = (
+        "Tensor value, Tensor write, Tensor read, Tensor step, Tensor drift, Tensor? right, Tensor? seen, "
+        "Tensor? initial_state, Tensor? cu_seqlens"
+    )
+    scan_schema = f"({given}, bool keep) -> (Tensor, Tensor, Tensor)"
+    backward_schema = f"({given}, Tensor kept, Tensor dy, Tensor? dfinal) -> ({', '.join(['Tensor'] * 8)})"
+
+    @custom_op(f"shippo::{name}", scan_schema)
+    def scan_op(*arguments: Any) -> tuple[Tensor, Tensor, Tensor]:
+        *operands, initial_state, cu_seqlens, keep = arguments
+        recurrence = Recurrence(*operands)
         case = case_of(recurrence)
         outputs = outputs_of(recurrence, cu_seqlens, keep, case, allocate)
         forward(case, recurrence, initial_state, cu_seqlens, outputs)
         return outputs.y, outputs.final, outputs.kept
 
-    @torch.library.custom_op(f"shippo::{name}_backward", mutates_args=())
-    def backward_op(
-        value: Tensor,
-        write: Tensor,
-        read: Tensor,
-        step: Tensor,
-        drift: Tensor,
-        right: Tensor | None,
-        seen: Tensor | None,
-        initial_state: Tensor | None,
-        cu_seqlens: Tensor | None,
-        kept: Tensor,
-        dy: Tensor,
-        dfinal: Tensor | None,
-    ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
-        recurrence = Recurrence(value, write, read, step, drift, right, seen)
+    @custom_op(f"shippo::{name}_backward", backward_schema)
+    def backward_op(*arguments: Any) -> Any:
+        *operands, initial_state, cu_seqlens, kept, dy, dfinal = arguments
         if kept.numel() == 0:
-            _, _, kept = scan_op(*recurrence, initial_state, cu_seqlens, True)
-        gradients = gradients_of((*recurrence, initial_state), allocate)
+            _, _, kept = scan_op(*arguments[:9], True)
+        gradients = gradients_of(arguments[:8], allocate)
         *gradient, dinitial = gradients
-        case = case_of(recurrence)
-        backward(case, recurrence, initial_state, cu_seqlens, kept, dy, dfinal, Recurrence(*gradient), dinitial)
+        recurrence = Recurrence(*operands)
+        call = Pullback(recurrence, initial_state, cu_seqlens, kept, dy, dfinal, Recurrence(*gradient), dinitial)
+        backward(case_of(recurrence), call)
         return gradients
 
     def gradients_of(operands: Sequence[Tensor | None], new: Callable) -> Any:
@@ -198,13 +189,14 @@ def scan_operators(
         *operands, _ = inputs
         ctx.set_materialize_grads(False)
         ctx.mark_non_differentiable(output[2])
-        ctx.save_for_backward(*operands, output[0], output[2])
+        ctx.save_for_backward(*operands, output[2])
 
     def pull_back(ctx: Any, dy: Tensor | None, dfinal: Tensor | None, _: None) -> tuple:
-        *operands, y, kept = ctx.saved_tensors
+        *operands, kept = ctx.saved_tensors
         if dy is None and dfinal is None:
             return (None,) * 10
-        gradients = backward_op(*operands, kept, torch.zeros_like(y) if dy is None else dy, dfinal)
+        dy = torch.zeros_like(operands[0][..., 0, :]) if dy is None else dy
+        gradients = backward_op(*operands, kept, dy, dfinal)
         needed = zip(gradients, operands[:8], ctx.needs_input_grad)
         return (*(gradient if operand is not None and need else None for gradient, operand, need in needed), None, None)
 
@@ -247,38 +239,33 @@ def _map_each(operator: Callable) -> Callable:
 def _forward(
     case: Case, recurrence: Recurrence, initial_state: Tensor | None, cu_seqlens: Tensor | None, outputs: Outputs
 ) -> None:
-    batch, length, groups = recurrence.value.shape[:3]
-    if cu_seqlens is None:
-        count, items = _even_items(batch, length, groups, case.chunk, groups, torch.get_num_threads())
-    else:
-        count, items = _items(recurrence.value, cu_seqlens, case.chunk, groups)
+    count, items = _items(recurrence, cu_seqlens, case.chunk, recurrence.value.shape[2])
     launch(build_forward, count, Forward(items, recurrence, initial_state, *outputs), case=case)
 
 
-def _backward(
-    case: Case,
-    recurrence: Recurrence,
-    initial_state: Tensor | None,
-    cu_seqlens: Tensor | None,
-    kept: Tensor,
-    dy: Tensor,
-    dfinal: Tensor | None,
-    gradient: Recurrence,
-    dinitial: Tensor,
-) -> None:
-    value = recurrence.value
+def _backward(case: Case, call: Pullback) -> None:
+    recurrence, _, cu_seqlens, kept, dy, dfinal, gradient, dinitial = call
+    value, write, right = recurrence.value, recurrence.write, recurrence.right
     dtype = compute_dtype(value.dtype)
     per_group = case.chunk * case.order * case.width * dtype.itemsize
-    count, items = _items(value, cu_seqlens, case.chunk, _BACKWARD_SCRATCH // max(1, per_group))
-    # A constant drift collects one partial per sequence, added in order below: no thread count can change the sum.
-    partials = gradient.drift if case.varying else value.new_zeros(len(items.first_chunk), *recurrence.drift.shape, dtype=dtype)
-    results = gradient._replace(drift=partials)
+    count, items = _items(recurrence, cu_seqlens, case.chunk, _BACKWARD_SCRATCH // max(1, per_group), sums=True)
+    # Sums over sequences and over blocks of a set are added in order below: no thread count can change them.
+    results = gradient
+    if not case.varying:
+        results = results._replace(drift=value.new_zeros(len(items.first_chunk), *recurrence.drift.shape, dtype=dtype))
+    num_parts = -(-items.span // items.block) if items.block * items.sets < items.groups else 1
+    if case.shared and (num_parts > 1 or value.dtype != dtype):
+        parts = [allocate(value, (num_parts, *vector.shape), dtype) for vector in recurrence[1:3]]
+        results = results._replace(write=parts[0], read=parts[1])
     # Whole, aligned blocks alone can be streamed.
-    streamed = recurrence.write.nbytes >= _STREAMED and case.order % SIDE == 0
-    case = case._replace(streamed=streamed)
+    large = max(write.nbytes, 0 if right is None else right.nbytes)
+    case = case._replace(streamed=large >= _STREAMED and case.order % SIDE == 0)
     launch(build_backward, count, Backward(items, recurrence, kept, dy, dfinal, results, dinitial), case=case)
     if not case.varying:
-        gradient.drift.copy_(torch.from_numpy(partials.numpy().sum(axis=0, dtype=np.float64)))
+        gradient.drift.copy_(torch.from_numpy(results.drift.numpy().sum(axis=0, dtype=np.float64)))
+    if results.write is not gradient.write:
+        for total, (first, *others) in zip(gradient[1:3], results[1:3]):
+            total.copy_(functools.reduce(Tensor.add_, others, first))
 
 
 def _case(recurrence: Recurrence) -> Case:
@@ -286,36 +273,49 @@ def _case(recurrence: Recurrence) -> Case:
     value, _, read, _, drift, right, seen = recurrence
     # Sizes that are symbols while tracing are numbers from here on.
     sizes = int(read.shape[-1]), int(value.shape[-1]), int(value.shape[-2])
-    return _make_case(value.dtype, *sizes, right is not None, seen is not None, drift.ndim == 4)
+    kinds = right is not None, seen is not None, drift.ndim == 4, bool(read.shape[2] != value.shape[2])
+    return _make_case(str(compute_dtype(value.dtype)).removeprefix("torch."), *sizes, *kinds)
 
 
 @functools.lru_cache
-def _make_case(dtype: torch.dtype, order: int, width: int, rank: int, has_right: bool, has_seen: bool, varying: bool) -> Case:
-    name, chunk = str(compute_dtype(dtype)).removeprefix("torch."), keep_every(order, width, rank, has_right)
-    row, framed = padded_order(name, order), has_right and width in FRAMED
-    return Case(name, order, width, rank, has_right, has_seen, varying, chunk, row, framed=framed)
+def _make_case(
+    dtype: str, order: int, width: int, rank: int, has_right: bool, has_seen: bool, varying: bool, shared: bool
+) -> Case:
+    chunk, row = keep_every(order, width, rank, has_right), padded_order(dtype, order)
+    return Case(dtype, order, width, rank, has_right, has_seen, varying, shared, chunk, row)
 
 
-def _items(value: Tensor, cu_seqlens: Tensor | None, chunk: int, most: int) -> tuple[int, Items]:
-    """The number of work items, of at most `most` groups each, and where they lie."""
-    batch, length, groups = value.shape[:3]
-    threads = torch.get_num_threads()
+def _items(recurrence: Recurrence, cu_seqlens: Tensor | None, chunk: int, most: int, sums: bool = False) -> tuple[int, Items]:
+    """The number of work items, of at most `most` groups each, and where they lie; with `sums` over the groups of a set."""
+    (batch, length, groups), sets, threads = recurrence.value.shape[:3], recurrence.write.shape[2], torch.get_num_threads()
+    most = max(1, most)
     if cu_seqlens is None:
-        return _even_items(batch, length, groups, chunk, most, threads)
-    return _make_items(np.ascontiguousarray(cu_seqlens.numpy(), dtype=np.int64), groups, chunk, most, threads)
+        return _even_items(batch, length, groups, sets, chunk, most, threads, sums)
+    # The operator sees real values also where `transport_scan` saw none: compiled, exported or under `vmap`.
+    bounds = np.ascontiguousarray(cu_seqlens.numpy(), dtype=np.int64)
+    if bounds[0] != 0 or bounds[-1] != length or np.any(np.diff(bounds) < 0):
+        raise invalid_bounds("transport_scan", bounds.tolist(), length)
+    return _make_items(bounds, groups, sets, chunk, most, threads, sums)
 
 
 @functools.lru_cache
-def _even_items(batch: int, length: int, groups: int, chunk: int, most: int, threads: int) -> tuple[int, Items]:
-    return _make_items(np.arange(batch + 1, dtype=np.int64) * length, groups, chunk, most, threads)
+def _even_items(batch: int, length: int, *sizes: Any) -> tuple[int, Items]:
+    return _make_items(np.arange(batch + 1, dtype=np.int64) * length, *sizes)
 
 
-def _make_items(bounds: np.ndarray, groups: int, chunk: int, most: int, threads: int) -> tuple[int, Items]:
+def _make_items(
+    bounds: np.ndarray, groups: int, sets: int, chunk: int, most: int, threads: int, sums: bool
+) -> tuple[int, Items]:
     sequences, chunks = len(bounds) - 1, -(-np.diff(bounds) // chunk)
     # All groups together where memory can be streamed, fewer only to give every thread an equal share.
     blocks = 1 if sequences >= _ITEMS_PER_THREAD * threads else threads // math.gcd(max(1, sequences), threads)
-    block = max(1, min(most, -(-groups // blocks)))
-    return sequences * -(-groups // block), Items(bounds, np.cumsum(chunks) - chunks, groups, block)
+    block, span, shared = max(1, min(most, -(-groups // blocks))), max(1, groups), groups // max(1, sets)
+    if sums and shared > 1:
+        # Whole sets, or blocks of one that do not depend on the number of threads.
+        parts = max(-(-shared // most), min(shared // _SPLIT_GROUPS, -(-_SPLIT_ITEMS // max(1, sequences * sets))), 1)
+        block, span = (max(1, block // shared) * shared, span) if parts == 1 else (-(-shared // parts), shared)
+    count = sequences * (groups // span) * -(-span // block)
+    return count, Items(bounds, np.cumsum(chunks) - chunks, groups, sets, block, span)
 
 
 # For CPU tensors in float32, bfloat16 (with states in float32) or float64, with P <= 16.

@@ -1,7 +1,7 @@
 """Packed sequences: one row of T positions holds several sequences, `cu_seqlens` says where each starts and ends.
 
 The batched scans see them as a padded batch, [num_sequences, longest, ...], whose padding is the identity map: step 0
-(left = I), right = I, write and value 0 (update = 0). It stands at the front, so that every sequence ends in the last column.
+(left = I), right = I, write and value 0 (update = 0). It comes first, so that every sequence ends in the last column.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def packing_of(cu_seqlens: Tensor) -> Packing:
     bounds = cu_seqlens.to(torch.int64)
     lengths = bounds.diff()
     rows = torch.repeat_interleave(torch.arange(len(lengths), device=bounds.device), lengths)
-    longest = int(lengths.max())
+    longest = int(lengths.max()) if len(lengths) else 0
     columns = torch.arange(len(rows), device=bounds.device) - bounds[1:][rows] + longest
     return Packing(rows, columns, (len(lengths), longest))
 
@@ -64,5 +64,18 @@ def scan_packed(
 ) -> tuple[Tensor, Tensor]:
     """`run` on packed sequences as a padded batch; y comes back packed, one final state per sequence."""
     packing = packing_of(cu_seqlens)
-    y, final_state = run(packing.pad_recurrence(recurrence), initial_state)
+
+    def run_padded(initial_state: Tensor | None) -> tuple[Tensor, Tensor]:
+        return run(packing.pad_recurrence(recurrence), initial_state)
+
+    y, final_state = keep_empty(run_padded, initial_state, cu_seqlens)
     return packing.unpad(y), final_state
+
+
+def keep_empty(
+    run: Callable[[Tensor | None], tuple[Tensor, Tensor]], initial_state: Tensor | None, cu_seqlens: Tensor
+) -> tuple[Tensor, Tensor]:
+    """`run` from `initial_state`, where an empty sequence ends as it began: a constant drift of NaN is one in padding too."""
+    filled = (cu_seqlens.diff() > 0)[:, None, None, None]
+    y, final_state = run(None if initial_state is None else torch.where(filled, initial_state, 0))
+    return y, torch.where(filled, final_state, 0 if initial_state is None else initial_state)

@@ -39,9 +39,10 @@ def advance(state: Tensor, now: Recurrence) -> tuple[Tensor, Tensor]:
 
 def run(recurrence: Recurrence, initial_state: Tensor | None = None, cu_seqlens: Tensor | None = None) -> tuple[Tensor, Tensor]:
     """y and the final state, one step after another."""
+    recurrence = recurrence.per_group()
     value, write, read = recurrence[:3]
     if recurrence.drift.ndim == 2:
-        return run(recurrence._replace(drift=recurrence.drift.expand(*read.shape)), initial_state, cu_seqlens)
+        recurrence = recurrence._replace(drift=recurrence.drift.expand(*read.shape))
     if cu_seqlens is not None:
         sequences = [
             run(recurrence.between(low, high), None if initial_state is None else initial_state[s : s + 1])

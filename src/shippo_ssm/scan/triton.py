@@ -1,4 +1,4 @@
-"""The scan on a card: forward and backward as Triton kernels, under operators like those of `fused.py`.
+"""The scan on a GPU: forward and backward as Triton kernels, under operators like those of `fused.py`.
 
 Data path: the tensors of a `Recurrence` go to one custom operator that returns y [B, T, G, P], the final states and the
 states at chunk boundaries. Its gradient is a second operator of two kernels: the adjoint goes back through time alone, as a
@@ -15,13 +15,11 @@ import torch
 from torch import Tensor
 
 from shippo_ssm._dtypes import compute_dtype
-from shippo_ssm.engine import Config, card_obstacle, launch_card, packs
+from shippo_ssm.engine import Config, has_packed_float32, launch_gpu
 from shippo_ssm.scan.algebra import Affine, Recurrence
-from shippo_ssm.scan.fused import WIDEST, Outputs, scan_operators
+from shippo_ssm.scan.fused import Outputs, Pullback, scan_operators
 
-# Chains, B G, from which a card is busy enough; few long ones are cut into segments.
-FEWEST_CHAINS = 512
-# Programs of the backward pass that fill a card, and the fewest positions of one.
+# Programs of the backward pass that fill a GPU, and the fewest positions of one.
 MANY, SHORTEST = 2048, 64
 # Most positions of a round, a power of two.
 LONGEST_ROUND = 8
@@ -31,13 +29,6 @@ FORWARD: dict[str, Any] = {"groups": (2, 4), "numbers": 16, "ahead": 5}
 SILENT: dict[str, Any] = {"groups": (2,), "numbers": 32, "ahead": 4}
 GRADIENTS: dict[str, Any] = {"groups": (2,), "numbers": 16, "ahead": 2}
 PREFIX = (Config((("BG", 1),)),)
-
-
-def obstacle(value: Tensor) -> str | None:
-    """Why the kernels cannot run on `value` [.., P]; `None` where they can."""
-    if not 1 <= value.shape[-1] <= WIDEST:
-        return f"width P = {value.shape[-1]}, and the Triton kernels take 1 to {WIDEST}"
-    return card_obstacle(value)
 
 
 class Case(NamedTuple):
@@ -79,7 +70,7 @@ def _case(recurrence: Recurrence) -> Case:
 
 
 def summary(recurrence: Recurrence, cu_seqlens: Tensor | None = None, *, mirrored: bool = False) -> Affine:
-    """The same as `fused.summary` on a card; a mirrored one has the update alone, and no left or right factor to trust."""
+    """The same as `fused.summary` on a GPU; of a mirrored one only the update is computed."""
     value, write, _, _, _, right, _ = recurrence
     corner = value.shape[0] if cu_seqlens is None else cu_seqlens.shape[0] - 1, value.shape[2]
     new, (order, width) = value.new_empty, (write.shape[-1], value.shape[-1])
@@ -92,7 +83,7 @@ def summary(recurrence: Recurrence, cu_seqlens: Tensor | None = None, *, mirrore
 
 
 def prefix(maps: Affine, start: Tensor | None) -> tuple[Tensor, Tensor]:
-    """The same as `segments.prefix` for maps [K, S, G, ..] on a card, in one launch."""
+    """The same as `segments.prefix` for maps [K, S, G, ..] on a GPU, in one launch."""
     import triton.language as tl
 
     from shippo_ssm.scan import _triton_kernels as kernels
@@ -104,7 +95,7 @@ def prefix(maps: Affine, start: Tensor | None) -> tuple[Tensor, Tensor]:
     arguments |= {"start": _contiguous(start), "entering": entering, "final": final, "count": count, "groups": groups}
     arguments |= {"crowd": 0, "N": order, "P": width, "HAS_RIGHT": maps.right is not None, "HAS_INITIAL": start is not None}
     arguments |= {"DTYPE": tl.float64 if update.dtype == torch.float64 else tl.float32}
-    launch_card(kernels.prefix, _grid(sequences, groups), arguments, PREFIX)
+    launch_gpu(kernels.prefix, _grid(sequences, groups), arguments, PREFIX)
     return entering, final
 
 
@@ -115,42 +106,42 @@ def _forward(
     _scan_kernel(recurrence, initial_state, cu_seqlens, outputs._asdict(), READS=True, KEEP=keep)
 
 
-def _backward(
-    case: Case,
-    recurrence: Recurrence,
-    initial_state: Tensor | None,
-    cu_seqlens: Tensor | None,
-    kept: Tensor,
-    dy: Tensor,
-    dfinal: Tensor | None,
-    gradient: Recurrence,
-    dinitial: Tensor,
-) -> None:
+def _backward(case: Case, call: Pullback) -> None:
     from shippo_ssm.scan import _triton_kernels as kernels
 
+    recurrence, initial_state, cu_seqlens, kept, dy, dfinal, gradient, dinitial = call
     read, dy = recurrence.read, dy.contiguous()
-    batch, length, groups, order = read.shape
+    (batch, length, groups), order = recurrence.value.shape[:3], read.shape[-1]
     sequences, _ = _chains(recurrence, cu_seqlens)
     size = span_of(sequences * groups, length)
+    arguments = _arguments(recurrence, cu_seqlens)
     slots, whose = batch * max(1, -(-length // size)), None
     if cu_seqlens is not None:
         # The sequence of every span of positions: each sequence begins a span.
         slots = length // size + sequences
         places = torch.arange(slots, device=read.device)
-        whose = torch.searchsorted(cu_seqlens[:-1] // size + places[:sequences], places, right=True) - 1
+        starts = arguments["bounds"][:sequences] // size + places[:sequences]
+        whose = torch.searchsorted(starts, places, right=True) - 1
     adjoints = kept.new_empty(slots, *kept.shape[1:])
     mirrored = recurrence._replace(value=dy.unsqueeze(-2), write=read.unsqueeze(-2), seen=None)
     _scan_kernel(mirrored, dfinal, cu_seqlens, {"kept": adjoints}, MIRROR=True, KEEP=size)
-    arguments = _arguments(recurrence, cu_seqlens)
-    # A constant drift collects one partial per span, added in order below: nothing depends on who comes first.
-    partials = gradient.drift if arguments["VARYING"] else kept.new_empty(slots, groups, order)
-    arguments |= {f"d{name}": tensor for name, tensor in gradient._replace(drift=partials)._asdict().items()}
+    # A constant drift collects one partial per span, a shared vector one per block of groups, added in order below: nothing
+    # depends on who comes first.
+    results, choices = gradient, configs(order, arguments["P"], **GRADIENTS)
+    if not arguments["VARYING"]:
+        results = results._replace(drift=kept.new_empty(slots, groups, order))
+    shared, (block,) = arguments["SHARED"], {dict(config.sizes)["BG"] for config in choices}
+    if shared > 1:
+        parts = shared // block if shared % block == 0 else shared
+        dwrite, dread = (kept.new_empty(parts, *vector.shape) for vector in recurrence[1:3])
+        results = results._replace(write=dwrite, read=dread)
+    arguments |= {f"d{name}": tensor for name, tensor in results._asdict().items()} | {"positions": batch * length}
     arguments |= {"dy": dy, "kept": kept, "adjoints": adjoints, "whose": whose, "KEEP": case.chunk, "SPAN": size}
     arguments |= {"dinitial": dinitial, "HAS_INITIAL": initial_state is not None}
-    choices = configs(order, arguments["P"], **GRADIENTS)
-    launch_card(kernels.gradients, _grid(slots, groups), arguments, choices)
-    if not arguments["VARYING"]:
-        gradient.drift.copy_(partials.sum(0))
+    launch_gpu(kernels.gradients, _grid(slots, groups), arguments, choices)
+    for total, partials in zip(gradient, results):
+        if total is not None and partials is not None and partials is not total:
+            total.copy_(partials.sum(0))
 
 
 def _scan_kernel(
@@ -164,7 +155,7 @@ def _scan_kernel(
     arguments |= _arguments(recurrence, cu_seqlens) | outputs | kind
     arguments |= {"initial": _contiguous(initial_state), "HAS_INITIAL": initial_state is not None}
     choices = configs(arguments["N"], arguments["P"], **(FORWARD if arguments["READS"] else SILENT))
-    launch_card(kernels.scan, _grid(*_chains(recurrence, cu_seqlens)), arguments, choices)
+    launch_gpu(kernels.scan, _grid(*_chains(recurrence, cu_seqlens)), arguments, choices)
 
 
 def _chains(recurrence: Recurrence, cu_seqlens: Tensor | None) -> tuple[int, int]:
@@ -181,10 +172,11 @@ def _arguments(recurrence: Recurrence, cu_seqlens: Tensor | None) -> dict[str, A
     _, length, groups, rank, width = value.shape
     sequences, _ = _chains(recurrence, cu_seqlens)
     return recurrence.map(Tensor.contiguous)._asdict() | {
-        "bounds": _contiguous(cu_seqlens),
+        "bounds": None if cu_seqlens is None else _safe_bounds(cu_seqlens, length),
         "length": length,
         "crowd": 1 << (sequences * groups - 1).bit_length() if sequences * groups else 0,
         "G": groups,
+        "SHARED": groups // max(1, write.shape[2]),
         "N": write.shape[-1],
         "P": width,
         "RANK": rank,
@@ -194,8 +186,19 @@ def _arguments(recurrence: Recurrence, cu_seqlens: Tensor | None) -> dict[str, A
         "HAS_BOUNDS": cu_seqlens is not None,
         "EVEN": cu_seqlens is None and length % LONGEST_ROUND == 0,
         "DTYPE": tl.float64 if compute_dtype(value.dtype) == torch.float64 else tl.float32,
-        "PACKED": packs(value),
+        "PACKED": has_packed_float32(value),
     }
+
+
+def _safe_bounds(cu_seqlens: Tensor, length: int) -> Tensor:
+    """[sequences + 2] boundaries that are in range and do not decrease, and whether they are those of `cu_seqlens`.
+
+    Reading the values would stall a GPU: kernels stay inside the operands for any `cu_seqlens`, and give NaN for invalid ones.
+    """
+    bounds = cu_seqlens.clamp(0, length).cummax(0).values
+    bounds[0] = 0
+    valid = (bounds == cu_seqlens).all() & (bounds[-1] == length)
+    return torch.cat([bounds, valid.to(bounds.dtype).unsqueeze(0)])
 
 
 def _grid(rows: int, groups: int) -> Any:
@@ -206,5 +209,5 @@ def _contiguous(tensor: Tensor | None) -> Tensor | None:
     return None if tensor is None else tensor.contiguous()
 
 
-# For tensors on a card with P <= 16.
-run, _scan, _scan_backward = scan_operators("card_scan", _case, _forward, _backward)
+# For tensors on a GPU with P <= 16.
+run, _scan, _scan_backward = scan_operators("gpu_scan", _case, _forward, _backward)

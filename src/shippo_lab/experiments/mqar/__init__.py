@@ -1,0 +1,1 @@
+"""Transport-MQAR: two experiments, their models, training, scoring and figures."""

@@ -1,0 +1,64 @@
+"""What predictors of known skill score in Transport-MQAR: upper bounds to compare models with.
+
+Each predictor knows some coordinates of an answer and guesses the others. Half of the events are operations, and each of the
+thirteen changes one coordinate of four, so a memory that transports nothing loses a bound value within some twenty events. To
+know more a model has to carry operations out, one, two or three in a row.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from shippo_lab.tasks.mqar import Events, TransportMQAR, expected_right
+
+PREDICTORS: dict[str, tuple[str, Callable[[Events], Tensor]]] = {
+    "untouched": ("untouched coordinates", lambda events: events.untouched),
+    "unmixed": ("and multiples of them", lambda events: events.unmixed),
+    **{
+        f"within_{count}": (
+            f"untouched, and all after at most {number}",
+            lambda events, count=count: events.untouched | (events.operations_since <= count).unsqueeze(-1),
+        )
+        for count, number in ((1, "one operation"), (2, "two operations"), (3, "three operations"))
+    },
+}
+"""Name -> words, and which coordinates [B, T, 4] are known at the queries of some events."""
+ACTIVE_KEYS = (20, 24, 28, 32, 40)
+"""Numbers of active keys that are compared; the paper does not say how many it has, and we read 32."""
+TOKENS = 65_536
+
+
+def ceilings(task: TransportMQAR, num_examples: int) -> dict[str, float]:
+    """Expected accuracies of every predictor on the evaluation split: `within_2_exact: number`, and so on."""
+    sums = torch.zeros(len(PREDICTORS), 2, dtype=torch.float64)
+    num_queries, size = 0, max(1, TOKENS // task.length)
+    for start in range(0, num_examples, size):
+        events = task.batch(range(start, min(num_examples, start + size)), split="eval")
+        num_queries += int(events.asked.sum())
+        for row, (_, knows) in zip(sums, PREDICTORS.values()):
+            right = expected_right(knows(events)[events.asked])
+            row += torch.stack([right.mean(-1).sum(), right.prod(-1).sum()])
+    return {
+        f"{name}_{accuracy}": float(total / num_queries)
+        for name, row in zip(PREDICTORS, sums)
+        for accuracy, total in zip(("coordinate", "exact"), row)
+    }
+
+
+def by_length(task_of: Callable[[int], TransportMQAR], lengths: tuple[int, ...], num_examples: int) -> dict[str, float]:
+    """`ceilings` at several lengths: `within_2_exact_512: number`."""
+    found = {length: ceilings(task_of(length), num_examples) for length in lengths}
+    return {f"{name}_{length}": number for length, numbers in found.items() for name, number in numbers.items()}
+
+
+def by_active_keys(task: TransportMQAR, lengths: tuple[int, ...], num_examples: int) -> dict[str, dict[str, float]]:
+    """Number of active keys -> the accuracies of the untouched-coordinates predictor, as `by_length` names them."""
+    found = {}
+    for keys in ACTIVE_KEYS:
+        numbers = by_length(lambda n, keys=keys: replace(task, num_active=keys, length=n), lengths, num_examples)
+        found[str(keys)] = {name: number for name, number in numbers.items() if name.startswith("untouched_")}
+    return found

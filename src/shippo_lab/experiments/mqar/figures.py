@@ -1,0 +1,132 @@
+"""Figures of recall, drawn from result files alone: accuracy against length and against operations since the binding."""
+
+from __future__ import annotations
+
+import statistics
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from shippo_lab.harness.experiment import FinishedRow, Result
+from shippo_lab.harness.plots import PAPER, SERIES, new_figure, save
+from shippo_lab.tasks.mqar import OPERATION_BINS
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+KNOWN: dict[str, Any] = {"color": PAPER, "linestyle": "--", "label": "untouched coordinates known"}
+"""Style of the predictor that knows untouched coordinates."""
+
+
+def profile(row: FinishedRow, key: str) -> tuple[list[int], list[float]]:
+    """Operations since the binding (lower edges of the bins that have queries) and the mean over seeds of an accuracy."""
+    found = zip(OPERATION_BINS, row.curves[f"{key}_by_operations"])
+    known = [(edge, [number for number in numbers if number is not None]) for edge, numbers in found]
+    return [edge for edge, numbers in known if numbers], [statistics.fmean(numbers) for _, numbers in known if numbers]
+
+
+def against_length(axes: Axes, row: FinishedRow, key: str, **style: Any) -> None:
+    """A line with the spread over seeds."""
+    lengths = row.config["eval_lengths"]
+    means = [row.mean(f"{key}_{length}") for length in lengths]
+    spread = [row.std(f"{key}_{length}") for length in lengths]
+    axes.errorbar(lengths, means, yerr=spread if any(spread) else None, marker="o", markersize=3, capsize=2, **style)
+
+
+def against_operations(axes: Axes, row: FinishedRow, key: str, **style: Any) -> None:
+    """A line by the operations since the binding."""
+    edges, means = profile(row, key)
+    # The logarithmic axis has no zero: every count is plotted one to the right, and the labels correct for it.
+    axes.plot([edge + 1 for edge in edges], means, marker=".", markersize=4, **style)
+
+
+def _log_axis(axes: Axes, ticks: list[int], label: str, shift: int = 0) -> None:
+    axes.set_xscale("log")
+    axes.set_xticks([tick + shift for tick in ticks], [str(tick) for tick in ticks])
+    axes.minorticks_off()
+    axes.set_xlabel(label)
+
+
+def name_axes(by_length: Axes, lengths: list[int], by_operations: Axes) -> None:
+    """Logarithmic axes of a panel by length and one by operations."""
+    _log_axis(by_length, lengths, "length (events)")
+    _log_axis(by_operations, [0, 1, 3, 7, 15, 31, 63, 127], "operations since the binding", shift=1)
+
+
+def coloured(result: Result) -> list[tuple[FinishedRow, str]]:
+    """The models of a result, each with its colour."""
+    return list(zip((row for name, row in result.rows.items() if name != "untouched"), SERIES))
+
+
+def mqar_figure(result: Result, path: Path) -> None:
+    """Coordinate and exact accuracy against length (top) and operations since the binding (bottom)."""
+    models, untouched = coloured(result), result.rows.get("untouched")
+    if not models:
+        raise ValueError("the result has no model yet; train one with `shippo run mqar --resume`")
+    first = models[0][0]
+    lengths, trained = first.config["eval_lengths"], first.config["length"]
+    shown = trained if trained in lengths else lengths[0]
+    figure, panels = new_figure(9, 6.4, 2, 2)
+    for column, (key, label) in enumerate((("coordinate", "coordinate accuracy"), ("exact", "exact accuracy"))):
+        top, bottom = panels[column], panels[2 + column]
+        for row, colour in models:
+            against_length(top, row, key, color=colour, label=row.label)
+            against_operations(bottom, row, f"{key}_{shown}", color=colour)
+        against_length(top, first, f"untouched_{key}", **KNOWN)
+        if untouched is not None:
+            for count, words in ((1, "and all after at most 1, 2, 3 operations"), (2, None), (3, None)):
+                against_length(top, untouched, f"within_{count}_{key}", color=PAPER, linestyle=":", linewidth=1, label=words)
+        against_operations(bottom, first, f"untouched_{key}_{shown}", **KNOWN)
+        name_axes(top, lengths, bottom)
+        top.set_title(label)
+        bottom.set_title(f"{label}, length {shown}")
+        for axes in (top, bottom):
+            axes.set_ylim(bottom=0)
+    panels[1].legend(fontsize=7, frameon=False)
+    figure.suptitle(f"Transport-MQAR, preset {result.preset}")
+    save(figure, path)
+
+
+def depth_figure(result: Result, path: Path) -> None:
+    """Exact accuracy by operations since the binding, one panel per depth, with and without a right action."""
+    depths = sorted({row.config["n_layers"] for row in result.rows.values()})
+    figure, panels = new_figure(4.5 * len(depths), 3.4, len(depths))
+    for axes, depth in zip(panels, depths):
+        rows = [row for row in result.rows.values() if row.config["n_layers"] == depth]
+        lengths, trained = rows[0].config["eval_lengths"], rows[0].config["length"]
+        shown = trained if trained in lengths else lengths[0]
+        for row, colour in zip(rows, SERIES):
+            against_operations(axes, row, f"exact_{shown}", color=colour, label=row.label)
+        against_operations(axes, rows[0], f"untouched_exact_{shown}", **KNOWN)
+        _log_axis(axes, [0, 1, 3, 7, 15, 31], "operations since the binding", shift=1)
+        axes.set_title(f"{depth} layer{'s' * (depth > 1)}, {shown} events")
+        axes.set_ylabel("exact accuracy")
+        axes.legend(fontsize=7, frameon=False)
+    save(figure, path)
+
+
+def rotation_figure(result: Result, path: Path) -> None:
+    """Quarter turns: learning curves, exact accuracy against length, and by operations at the longest length."""
+    models = coloured(result)
+    first = models[0][0]
+    lengths = first.config["eval_lengths"]
+    figure, (learning, by_length, by_operations) = new_figure(12, 3.6, 3)
+    for row, colour in models:
+        means = [statistics.fmean(numbers) for numbers in row.curves["exact"]]
+        learning.plot(row.curves["step"], means, color=colour, label=row.label)
+        against_length(by_length, row, "exact", color=colour, label=row.label)
+        against_operations(by_operations, row, f"exact_{lengths[-1]}", color=colour)
+        if row.name != "none":
+            style = {"color": colour, "linestyle": ":", "label": f"{row.label}, R -> I"}
+            against_length(by_length, row, "identity_exact", **style)
+            against_operations(by_operations, row, f"identity_exact_{lengths[-1]}", **style)
+    against_length(by_length, first, "untouched_exact", **KNOWN)
+    against_operations(by_operations, first, f"untouched_exact_{lengths[-1]}", **KNOWN)
+    learning.set_title(f"exact accuracy, length {first.config['curriculum'][-1][1]}")
+    learning.set_xlabel("training step")
+    by_length.set_title("exact accuracy after training")
+    by_operations.set_title(f"exact accuracy, length {lengths[-1]}")
+    name_axes(by_length, lengths, by_operations)
+    for axes in (learning, by_length, by_operations):
+        axes.set_ylim(-0.02, 1.02)
+    by_length.legend(fontsize=6.5, frameon=False)
+    save(figure, path)

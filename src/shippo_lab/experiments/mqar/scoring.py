@@ -1,0 +1,132 @@
+"""Training and scoring of recall models, shared by the Transport-MQAR experiments.
+
+The examples of a training step are a function of the step alone. The model computes features at the queries only, and its
+head turns them into logits; the loss is the mean cross-entropy over queries and coordinates. `fit` (`harness/training.py`)
+runs the steps, then scores the model at every length on examples that training never saw.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from typing import Any, Protocol
+
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from shippo_lab.harness.experiment import RowResult, Session, TrainConfig
+from shippo_lab.harness.training import Precision, Score, fit, measure
+from shippo_lab.tasks.mqar import OPERATION_BINS, Events, TransportMQAR
+
+# Accuracies that are kept per length, and per bin of operations since the binding.
+ACCURACIES = ("coordinate", "exact", "untouched_coordinate", "untouched_exact")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RecallConfig(TrainConfig):
+    """Options of every recall experiment."""
+
+    batch: int = 16
+    learning_rate: float = 5e-4
+    eval_every: int = 250
+    curve_examples: int = 64
+    """Examples of such an evaluation."""
+    eval_lengths: tuple[int, ...] = (128, 512, 2048, 4096)
+    """Lengths of the final evaluation, never looked at in training."""
+    eval_examples: int = 640
+    """Examples per length of the final evaluation."""
+    eval_tokens: int = 8192
+    """Tokens per call of the final evaluation."""
+    precision: Precision = "float32"
+    """Of matrix products; "auto" takes bfloat16 where it is faster and right."""
+
+
+class RecallModel(Protocol):
+    """A model that answers at chosen positions: logits [n, ..] = head(features(tokens, asked))."""
+
+    @property
+    def head(self) -> Callable[[Tensor], Tensor]: ...
+
+    def features(self, inputs: Tensor, asked: Tensor, /) -> Tensor: ...
+
+
+def query_loss(model: RecallModel, events: Events) -> Tensor:
+    """Mean cross-entropy over queries and coordinates."""
+    logits = model.head(model.features(events.tokens, events.asked))
+    return F.cross_entropy(logits.flatten(0, 1), events.target[events.asked].flatten())
+
+
+def scores_of_lengths(
+    config: RecallConfig, task_of: Callable[[int], TransportMQAR], model: Callable[[Tensor], Tensor]
+) -> tuple[Score, ...]:
+    """The final scores of a model, tokens [B, T, 7] -> logits [B, T, 4, 31], one part per length."""
+
+    def score(length: int, report: Callable[[float], None]) -> dict[str, Any]:
+        size, count = max(1, config.eval_tokens // length), config.eval_examples
+        return asdict(task_of(length).evaluate(model, count, size, on_batch=lambda done: report(done / count)))
+
+    return tuple(
+        Score(str(length), config.eval_examples * length, lambda report, length=length: score(length, report))
+        for length in config.eval_lengths
+    )
+
+
+def flatten_scores(known: dict[str, dict[str, Any]], prefix: str = "") -> tuple[dict[str, list[float]], dict[str, list[Any]]]:
+    """Scores of one seed as metrics, `exact_512: [number]`, and profiles, `exact_512_by_operations: [[number or None], ..]`."""
+    metrics: dict[str, list[float]] = {}
+    profiles: dict[str, list[Any]] = {}
+    for length, scores in known.items():
+        found = {row["from_operations"]: row for row in scores["bins"]}
+        for name in ACCURACIES:
+            metrics[f"{prefix}{name}_{length}"] = [scores[name]]
+            profiles[f"{prefix}{name}_{length}_by_operations"] = [[found.get(edge, {}).get(name)] for edge in OPERATION_BINS]
+    return metrics, profiles
+
+
+def add_scores(result: RowResult, scores: tuple[Score, ...], prefix: str) -> None:
+    """Measure a changed model (R -> I, say) and add its accuracies to a result, under names that start with `prefix`."""
+    for kept, found in zip((result.metrics, result.curves), flatten_scores(measure(scores), prefix)):
+        kept.update({name: numbers for name, numbers in found.items() if "untouched" not in name})
+
+
+def train_recall(
+    model: nn.Module,
+    config: RecallConfig,
+    session: Session,
+    *,
+    train_task: Callable[[int], TransportMQAR],
+    task_of: Callable[[int], TransportMQAR],
+    train_length: int,
+    loss_of: Callable[[Events], Tensor],
+    rate: Callable[[int], float] = lambda step: 1.0,
+    right_rate: float = 1.0,
+) -> RowResult:
+    """Train a model, tokens -> logits, and score it at all lengths; one seed.
+
+    `train_task` maps a step to its task, `task_of` a length to the task of the evaluation; `rate` and `right_rate` as in `fit`.
+    """
+
+    def loss_at(step: int) -> tuple[Tensor, int]:
+        events = train_task(step).batch(range(step * config.batch, (step + 1) * config.batch))
+        return loss_of(events), events.kind.numel()
+
+    def evaluate() -> dict[str, float]:
+        scores = task_of(train_length).evaluate(model, config.curve_examples, max(1, config.eval_tokens // train_length))
+        return {"coordinate": scores.coordinate, "exact": scores.exact}
+
+    # A forward pass is about a third of a training step.
+    score_steps = round(config.eval_examples * sum(config.eval_lengths) / (3 * config.batch * train_length))
+    curves, known, notes = fit(
+        model,
+        config,
+        session,
+        loss_at=loss_at,
+        evaluate=evaluate,
+        scores=scores_of_lengths(config, task_of, model),
+        score_steps=max(1, score_steps),
+        rate=rate,
+        precision=config.precision,
+        right_rate=right_rate,
+    )
+    metrics, profiles = flatten_scores(known)
+    return RowResult(metrics=metrics, curves=curves | profiles, notes=notes | {"operation_bins": list(OPERATION_BINS)})

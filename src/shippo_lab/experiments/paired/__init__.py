@@ -1,0 +1,1 @@
+"""Paired noncommutative transport: the experiment, its models, its figures, and the demonstration."""

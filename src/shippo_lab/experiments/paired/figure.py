@@ -1,0 +1,109 @@
+"""Pictures of the paired task: the paper's main figure in four panels, and the errors of the demonstration as they fall."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from shippo_lab.experiments.paper import paper_tables
+from shippo_lab.harness.experiment import Result, paper_row
+from shippo_lab.harness.plots import BOUND, OURS, PAPER, PLAIN, SERIES, blank, new_figure, save
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+TABLES = paper_tables("paired", "right-transport")
+
+
+def _token(axes: Axes, x: float, y: float, text: str, color: str, width: float = 0.24) -> None:
+    from matplotlib.patches import FancyBboxPatch
+
+    shape = FancyBboxPatch(
+        (x - width / 2, y - 0.06), width, 0.12, boxstyle="round,pad=0.012", facecolor=color, edgecolor="none"
+    )
+    axes.add_patch(shape)
+    axes.text(x, y, text, ha="center", va="center", fontsize=9, color="white")
+
+
+def _schematic(axes: Axes) -> None:
+    blank(axes)
+    orders = (
+        (r"OP$_a(\alpha)$", r"OP$_b(\beta)$", r"$v^\top R_aR_b$"),
+        (r"OP$_b(\beta)$", r"OP$_a(\alpha)$", r"$v^\top R_bR_a$"),
+    )
+    for y, (first, second, answer) in zip((0.72, 0.44), orders):
+        _token(axes, 0.13, y, "WRITE $v$", OURS)
+        _token(axes, 0.42, y, first, BOUND if y > 0.5 else PLAIN)
+        _token(axes, 0.71, y, second, PLAIN if y > 0.5 else BOUND)
+        axes.text(0.86, y, answer, va="center", fontsize=10)
+    axes.text(0.5, 0.2, r"$\Delta=v^\top(R_aR_b-R_bR_a)=\alpha\beta\,v_1e_3^\top$", ha="center", fontsize=11)
+    axes.text(0.5, 0.06, "operations write nothing: only a right action\ncan move what is stored", ha="center", fontsize=8)
+
+
+def _by_rank(axes: Axes, result: Result, key: str, label: str) -> None:
+    found = [row for name, row in result.rows.items() if name.startswith("no-right")]
+    ranks = [row.config["rank"] for row in found]
+    axes.errorbar(ranks, [row.mean(key) for row in found], [row.std(key) for row in found], fmt="o-", color=OURS, label="ours")
+    paper = [paper_row(TABLES, row.name)[key] for row in found]
+    spread = [std or 0.0 for _, std in paper]
+    axes.errorbar(ranks, [mean for mean, _ in paper], spread, fmt="s--", color=PAPER, label="paper", markersize=4)
+    axes.set_xscale("log", base=2)
+    axes.set_xticks(ranks, [str(rank) for rank in ranks])
+    axes.set_xlabel("write rank r")
+    axes.set_ylabel(label)
+
+
+def main_evidence(result: Result, path: Path) -> None:
+    """The paper's main figure: task, NMSE by rank, pair NMSE by rank, right actions with and without R -> I."""
+    blind = [name for name in result.rows if name.startswith("no-right")]
+    right = [row for row in result.rows.values() if "identity_pair_nmse" in row.metrics]
+    if not blind or not right:
+        raise ValueError(f"{result.source} lacks no-right or right-transport rows; run all rows with `shippo run paired`")
+    figure, (task, ordinary, pair, transported) = new_figure(15.5, 3.6, 4)
+    _schematic(task)
+    _by_rank(ordinary, result, "nmse", "Eval NMSE")
+    bound = [row.mean("order_averaged_bound") for row in result.rows.values() if "order_averaged_bound" in row.metrics]
+    if bound:
+        ordinary.axhline(bound[0], color=BOUND, ls=":", label="order-averaged bound")
+    ordinary.set_yscale("log")
+    ordinary.legend(frameon=False, fontsize=8)
+    _by_rank(pair, result, "pair_nmse", r"Pair $\Delta$ NMSE")
+    pair.set_ylim(0, 1.2)
+    pair.legend(frameon=False, fontsize=8, loc="lower left")
+    places = range(len(right))
+    for offset, key, color, label in (
+        (-0.12, "pair_nmse", OURS, "trained"),
+        (0.12, "identity_pair_nmse", PLAIN, r"$R_t\to I$"),
+    ):
+        for place, row in zip(places, right):
+            low, mean, high = min(row.metrics[key]), row.mean(key), max(row.metrics[key])
+            transported.plot([place + offset] * 2, [low, high], color=color, lw=1)
+            transported.plot(place + offset, mean, "o", color=color, label=label if place == 0 else None)
+    for place, row in zip(places, right):
+        paper = paper_row(TABLES, row.name).get("pair_nmse")
+        if paper:
+            transported.plot(place - 0.12, paper[0], "s", color=PAPER, markersize=4, label="paper" if place == 0 else None)
+    transported.set_yscale("log")
+    transported.set_ylabel(r"Pair $\Delta$ NMSE")
+    transported.set_xticks(list(places), [row.label.replace("SHiPPO ", "").replace(" (", "\n(") for row in right], fontsize=7)
+    transported.legend(frameon=False, fontsize=8)
+    for axes, letter in zip((task, ordinary, pair, transported), "abcd"):
+        axes.set_title(f"({letter})", loc="left", fontsize=10)
+    save(figure, path)
+
+
+def falling_errors(result: Result, path: Path) -> None:
+    """The task, and the errors of every row while it trains: of the answer, and of the order, which one cannot learn."""
+    figure, (task, *panels) = new_figure(13.5, 3.8, 3)
+    _schematic(task)
+    for axes, key, label in zip(panels, ("nmse", "pair_nmse"), ("Error of the answer", "Error of ab against ba")):
+        for row, color in zip(result.rows.values(), SERIES):
+            curves = row.curves[key]
+            middle = [sum(seeds) / len(seeds) for seeds in curves]
+            axes.plot(row.curves["step"], middle, color=color, label=row.label)
+            axes.fill_between(row.curves["step"], [min(s) for s in curves], [max(s) for s in curves], color=color, alpha=0.2)
+        axes.set_yscale("log")
+        axes.set_xlabel("training step")
+        axes.set_ylabel(label)
+    panels[-1].legend(frameon=False, fontsize=8)
+    save(figure, path)

@@ -1,0 +1,234 @@
+"""Transported recall, solved: quarter turns of stored values, with and without a right action.
+
+A quarter turn is (a, b) -> (-b, a), and -a in F_31 is 31 - a, so values must be embedded oddly: e(-a) = -e(a) is learned.
+
+Model. One embedding e: F_31 -> R^G for all coordinates; coordinate j is written into column j of every group. Write and read
+vectors [G, N] per key, equal at the start. The controller is a table over event types (13 operations, BIND, QUERY): a step [G]
+and the coordinates of a right action [G, K] each. What is read, [G, P], is normalised over the columns of each group; one
+linear map G -> 31 serves all columns.
+
+`docs/results/rotation.md` has the loss and how the recipe was chosen.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.distributed import ProcessGroup
+
+from shippo_lab.experiments.mqar.figures import rotation_figure
+from shippo_lab.experiments.mqar.scoring import RecallConfig, add_scores, query_loss, scores_of_lengths, train_recall
+from shippo_lab.experiments.tracking.curriculum import stage
+from shippo_lab.harness import experiment as lab
+from shippo_lab.tasks.mqar import BIND, MODULUS, OP, WIDTH, TransportMQAR
+from shippo_ssm.actions import get_family
+from shippo_ssm.layers import Mixer, Segment, identity_right
+from shippo_ssm.layers.mixer import check_segment
+from shippo_ssm.scan import transport_scan
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RotationConfig(RecallConfig):
+    """A row of the experiment; defaults are the protocol."""
+
+    right: Literal["split", "dense", "none"] = "split"
+    num_groups: int = 32
+    d_state: int = 32
+    num_keys: int = 256
+    curriculum: tuple[tuple[float, int, int], ...] = ((0.15, 8, 1), (0.3, 12, 2), (1.0, 24, 3))
+    """(until this fraction of the steps, length, active keys)."""
+    start_scale: float = 0.0125
+    """Standard deviation of the right coordinates at the start, around the identity."""
+    start_step: float = 4.0
+    """Step at the start. An angle is step x coordinate, so this is how much faster angles move than other parameters."""
+    isometry: float = 1.0
+    """Weight of the penalty on ||R^T R - I||^2."""
+    steps: int = 2000
+    num_seeds: int = 3
+    batch: int = 64
+    learning_rate: float = 3e-3
+    weight_decay: float = 0.0
+    eval_every: int = 250
+    eval_lengths: tuple[int, ...] = (24, 48, 96, 192, 384, 768)
+
+    def stage(self, step: int) -> tuple[int, int]:
+        """Length and number of active keys at a training step."""
+        return stage(self.curriculum, step, self.steps)
+
+    def task(self, seed: int, length: int, num_active: int) -> TransportMQAR:
+        return self.shared(TransportMQAR, library="rotation", length=length, num_active=num_active, rebind=False, seed=seed)
+
+
+class RotationMemory(Mixer[Tensor]):
+    """tokens [B, T, 7] -> [B, T, 4, G]: what is read from column j, relative to all four columns; state [B, G, N, P]."""
+
+    supports_masks = False
+
+    def __init__(self, config: RotationConfig) -> None:
+        super().__init__(d_model=3 + WIDTH)
+        groups, order = config.num_groups, config.d_state
+        self.num_operations = config.task(0, 1, 1).num_operations
+        num_types = self.num_operations + 2
+        self.family = get_family(config.right, WIDTH)
+        self.value = nn.Embedding(MODULUS + 1, groups, padding_idx=MODULUS)
+        keys = torch.randn(config.num_keys + 1, groups, order) / order**0.5
+        self.write = nn.Parameter(keys)
+        self.read = nn.Parameter(keys.clone())
+        start = self.family.init_coordinates().expand(num_types, groups, -1)
+        self.coords = nn.Parameter(start + config.start_scale * torch.randn(start.shape))
+        self.raw_step = nn.Parameter(torch.full((num_types, groups), math.log(math.expm1(config.start_step))))
+        self.log_decay = nn.Parameter(torch.full((groups, order), math.log(1e-3)))
+
+    def actions(self) -> Tensor:
+        """R of every event type, [13 + 2, G, P, P]: the operations, BIND, QUERY."""
+        return self.family.dense(self.coords, F.softplus(self.raw_step))
+
+    def right_actions(self, u: Tensor) -> Tensor | None:
+        """R [B, T, G, P, P] along tokens [B, T, 7]; `None` without a right action."""
+        return self.actions()[self.event(u)] if self.use_right and self.family.num_coordinates else None
+
+    def distance_from_isometry(self) -> Tensor:
+        """The mean of ||R^T R - I||_F^2 over event types and groups; 0 without a right action."""
+        right = self.actions()
+        return (right.mT @ right - torch.eye(WIDTH)).square().sum((-2, -1)).mean()
+
+    def event(self, tokens: Tensor) -> Tensor:
+        """The row of the controller's table for every token: its operation, or BIND, or QUERY."""
+        kind, operation = tokens[..., 0], tokens[..., 2]
+        return torch.where(kind == OP, operation, torch.where(kind == BIND, self.num_operations, self.num_operations + 1))
+
+    def check(
+        self,
+        u: Tensor,
+        attention_mask: Tensor | None = None,
+        cu_seqlens: Tensor | None = None,
+        group: ProcessGroup | None = None,
+        dt: Tensor | None = None,
+    ) -> Segment:
+        """Validate tokens, which are integers."""
+        right = u.ndim == 3 and u.shape[-1] == self.d_model and not u.is_floating_point()
+        problem = "" if right else f"`u` is {u.dtype} {tuple(u.shape)}; expected integers [B, T, {self.d_model}]"
+        return check_segment(self, u, attention_mask, cu_seqlens, group, dt, problem)
+
+    def run(self, u: Tensor, state: Tensor | None, segment: Segment) -> tuple[Tensor, Tensor]:
+        key, value = u[..., 1], self.value(u[..., 3:]).mT
+        step, drift = F.softplus(self.raw_step)[self.event(u)], -self.log_decay.exp()
+        y, state = transport_scan(
+            value,
+            self.write[key],
+            self.read[key],
+            step,
+            drift,
+            self.right_actions(u),
+            initial_state=state,
+            output_final_state=True,
+        )
+        assert state is not None
+        return F.rms_norm(y, (WIDTH,), eps=1e-6).mT, state
+
+    def init_state(self, batch_size: int) -> Tensor:
+        return self.write.new_zeros(batch_size, *self.write.shape[1:], WIDTH)
+
+
+class RotationModel(nn.Module):
+    """tokens [B, T, 7] -> logits [B, T, 4, 31]: the memory, and one linear map G -> 31 for every coordinate."""
+
+    def __init__(self, config: RotationConfig) -> None:
+        super().__init__()
+        self.memory = RotationMemory(config)
+        self.head = nn.Linear(config.num_groups, MODULUS)
+
+    def features(self, tokens: Tensor, asked: Tensor) -> Tensor:
+        """[n, 4, G] at the positions `asked` [B, T]."""
+        return self.memory(tokens)[asked]
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        return self.head(self.memory(tokens))
+
+
+SMOKE = RotationConfig(steps=20, num_seeds=2, batch=8, eval_every=10, curve_examples=8, eval_examples=8, eval_lengths=(24, 48))
+
+
+def rows(base: RotationConfig | None = None) -> tuple[RotationConfig, ...]:
+    """Two right-action families and none."""
+    base = base or RotationConfig()
+    return (
+        replace(base, name="split", label="Split flow", right="split"),
+        replace(base, name="dense", label="Dense exponential", right="dense"),
+        replace(base, name="none", label="No right action", right="none"),
+    )
+
+
+def rate(config: RotationConfig, step: int) -> float:
+    """Warm-up over 50 steps, one until half of the steps, then a cosine to zero."""
+    late = max(0.0, 2 * (step + 1) / config.steps - 1)
+    return min(1.0, (step + 1) / 50) * 0.5 * (1 + math.cos(math.pi * late))
+
+
+def train(config: RotationConfig, seeds: tuple[int, ...], session: lab.Session) -> lab.RowResult:
+    """Train one seed of a row, and score it with and without its right action."""
+    (seed,) = seeds
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        model = RotationModel(config)
+    last_length, last_active = config.curriculum[-1][1:]
+
+    def task_of(length: int) -> TransportMQAR:
+        return config.task(seed, length, last_active)
+
+    result = train_recall(
+        model,
+        config,
+        session,
+        train_task=lambda step: config.task(seed, *config.stage(step)),
+        task_of=task_of,
+        train_length=last_length,
+        loss_of=lambda events: query_loss(model, events) + config.isometry * model.memory.distance_from_isometry(),
+        rate=lambda step: rate(config, step),
+    )
+    with identity_right(model):
+        add_scores(result, scores_of_lengths(config, task_of, model), "identity_")
+    return result
+
+
+@lab.by_row
+def judge(row: lab.FinishedRow, result: lab.Result) -> lab.Verdict:
+    """Solved with a right action, not without, and not after R -> I."""
+    length = row.config["curriculum"][-1][1]
+    known = row.mean(f"untouched_exact_{length}")
+    if row.name == "none":
+        text = f"exact at most the untouched-coordinates predictor + 0.1 at length {length}"
+        return lab.Verdict(row.mean(f"exact_{length}") <= known + 0.1, text)
+    back = row.mean(f"identity_exact_{length}")
+    text = f"exact >= 0.99 at length {length} for every seed, R -> I back to the untouched-coordinates predictor + 0.1"
+    return lab.Verdict(min(row.metrics[f"exact_{length}"]) >= 0.99 and back <= known + 0.1, text)
+
+
+EXPERIMENT = lab.Experiment(
+    name="rotation",
+    title="Transported recall on quarter turns",
+    claim="Where operations are real-linear, a right action solves transported recall exactly; without one it stays unsolved.",
+    protocol="one layer, G 32, N 32, P 4; 2,000 steps, 8/12/24 events with 1/2/3 keys, 3 seeds; 640 examples per length",
+    wall_time="11 minutes on two cores",
+    presets={"full": rows, "smoke": partial(rows, SMOKE)},
+    train=train,
+    columns=(
+        *(lab.accuracy(f"exact_{n}", f"Exact {n}") for n in (24, 48, 96, 192, 384, 768)),
+        lab.accuracy("coordinate_24", "Coord. 24"),
+        lab.Column(key="identity_exact_24", label="R -> I exact 24", better="neither", format=".3f"),
+        lab.Column(key="untouched_exact_24", label="Untouched exact 24", better="neither", format=".3f"),
+    ),
+    judge=judge,
+    main=("exact_24", "exact_768", "identity_exact_24"),
+    figure=rotation_figure,
+    highlights=(
+        lab.Highlight("none", "exact_24", "recall through quarter turns, no right action: exact"),
+        lab.Highlight("split", "exact_24", "recall through quarter turns, split right action: exact"),
+    ),
+)

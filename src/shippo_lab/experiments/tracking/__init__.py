@@ -1,0 +1,1 @@
+"""State tracking: group words, formal languages and plain recall, with the default layer."""

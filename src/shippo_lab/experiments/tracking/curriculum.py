@@ -1,0 +1,88 @@
+"""How the small models of state tracking are trained: a curriculum over lengths, and one schedule.
+
+A layer first learns what single tokens do to short memories, then that long products of them must be exact. So words of two
+and three elements come first. Every step has about the same number of tokens, whatever the length.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from shippo_lab.harness.experiment import TrainConfig
+from shippo_lab.tasks.words import WordTask
+
+WARM_UP = 50
+# (until this fraction of the steps, first number, second number): shortest and longest word, or what a task makes of them.
+Stages = tuple[tuple[float, int, int], ...]
+# A smoothed target goes on asking for exact products when the answers are right.
+SMOOTHING = 0.1
+WORD_TOKENS = 512
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LayerConfig(TrainConfig):
+    """A row that trains small models with one layer, or a few, of some kind."""
+
+    layer: dict[str, Any] = field(default_factory=dict)
+    """Fields of `SequenceConfig` that differ from their defaults."""
+    num_seeds: int = 3
+    learning_rate: float = 3e-3
+    weight_decay: float = 0.0
+
+
+def held_rate(steps: int, hold: float = 0.3) -> Callable[[int], float]:
+    """step -> factor of the learning rate: warm-up, one until the fraction `hold` of the steps, then a cosine to zero."""
+
+    def rate(step: int) -> float:
+        late = max(0.0, ((step + 1) / steps - hold) / (1 - hold))
+        return min(1.0, (step + 1) / min(WARM_UP, max(1, steps // 10))) * 0.5 * (1 + math.cos(math.pi * late))
+
+    return rate
+
+
+def stage(stages: Stages, step: int, steps: int) -> tuple[int, int]:
+    """The two numbers of the stage that a step belongs to."""
+    return next((first, second) for until, first, second in stages if step < until * steps)
+
+
+def word_stages(longest: int, pairs: bool = False) -> Stages:
+    """Words of 2 to 3, of 2 to 6, of every length, and at the end of the longer half only.
+
+    With `pairs` words of two alone come first: while products of two are not known, a third element only adds noise.
+    """
+    first = ((0.2, 2, 2), (0.3, 2, 3)) if pairs else ((0.2, 2, 3),)
+    return (*first, (0.4, 2, 6), (0.7, 2, longest), (1.0, longest // 2, longest))
+
+
+def drawn_length(stages: Stages, step: int, steps: int, draw: float) -> int:
+    """A length of the stage that a step belongs to, by a uniform number."""
+    low, high = stage(stages, step, steps)
+    return low + int(draw * (high - low + 1))
+
+
+def uniform_draws(seed: int, steps: int) -> list[float]:
+    """A uniform number per step."""
+    return torch.rand(steps, generator=torch.Generator().manual_seed(seed)).tolist()
+
+
+def word_loss(
+    model: nn.Module, task: WordTask, steps: int, tokens: int = WORD_TOKENS, pairs: bool = False
+) -> Callable[[int], tuple[Tensor, int]]:
+    """step -> (cross-entropy of all prefix products, tokens in it), by the curriculum up to the length of the task."""
+    drawn, stages = uniform_draws(task.seed, steps), word_stages(task.length, pairs)
+
+    def loss_at(step: int) -> tuple[Tensor, int]:
+        length = drawn_length(stages, step, steps, drawn[step])
+        batch = tokens // length
+        words = task.batch(range(batch * step, batch * step + batch), length=length)
+        logits = model(words.tokens).flatten(0, 1)
+        return F.cross_entropy(logits, words.target.flatten(), label_smoothing=SMOOTHING), words.tokens.numel()
+
+    return loss_at

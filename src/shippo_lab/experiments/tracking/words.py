@@ -1,0 +1,263 @@
+"""Group words: which layers multiply, and for how long (Merrill et al.; Grazzi et al.; PD-SSM).
+
+A token that may act on what is stored can multiply: one layer, trained on words of at most 16 elements of A5, continues
+for hundreds. The same layer without a right action cannot see order and stays near guessing. Where words are made of all
+elements, the learned actions are compared with the group (`learned.py`). `docs/results/words.md` has the protocol and how
+recipes were chosen.
+"""
+
+from __future__ import annotations
+
+import statistics
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+
+from shippo_lab.experiments.tracking import learned
+from shippo_lab.experiments.tracking.curriculum import WORD_TOKENS, LayerConfig, held_rate, word_loss
+from shippo_lab.harness import experiment as lab
+from shippo_lab.harness.plots import OURS, PAPER, SERIES, new_figure, save
+from shippo_lab.harness.training import Score, fit
+from shippo_lab.tasks.words import WordTask, named_group
+from shippo_ssm.layers import identity_right
+from shippo_ssm.models import SequenceConfig, SequenceModel
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+# Lengths tested, as multiples of the longest word in training; and one that the published tables have.
+MULTIPLES = (1, 2, 4, 16, 64)
+PUBLISHED = 256
+# Mixers without right actions of their own.
+OTHERS = ("gru", "lstm", "transformer")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class WordsConfig(LayerConfig):
+    """A row: a group, what words are made of, and a layer."""
+
+    group: str = "A5"
+    elements: int | str = "all"
+    """What words are made of, as in `WordTask`."""
+    train_length: int = 16
+    """Longest word in training."""
+    tokens: int = WORD_TOKENS
+    pairs: bool = False
+    """Whether words of two elements alone come first (`curriculum.word_stages`)."""
+    hold: float = 0.3
+    """Fraction of the steps at the full rate."""
+    eval_words: int = 256
+    steps: int = 4500
+    eval_every: int = 500
+
+    @property
+    def lengths(self) -> tuple[int, ...]:
+        """Where accuracy is reported, in elements."""
+        return tuple(self.train_length * multiple for multiple in MULTIPLES)
+
+    def task(self, seed: int) -> WordTask:
+        return WordTask(group=self.group, elements=self.elements, length=self.train_length, seed=seed)
+
+    def model(self) -> SequenceModel:
+        geometry: dict[str, Any] = {
+            "d_model": 64,
+            "n_layers": 1,
+            "d_state": 32,
+            "vocab_size": WordTask(group=self.group).vocab_size,
+        }
+        return SequenceModel(SequenceConfig(**geometry | self.layer))
+
+
+# One set of write and read vectors per group, as the committed results have it.
+PER_GROUP: dict[str, Any] = {"num_bc_groups": None, "controller_rank": None}
+# Names, labels and layers of the comparison on A5.
+LAYERS: dict[str, tuple[str, dict[str, Any]]] = {
+    "orthogonal": ("SHiPPO, orthogonal", PER_GROUP),
+    "dissipative": ("SHiPPO, dissipative", PER_GROUP | {"right": "dissipative"}),
+    "split": ("SHiPPO, split", PER_GROUP | {"right": "split"}),
+    "dense": ("SHiPPO, dense", PER_GROUP | {"right": "dense"}),
+    "none": ("SHiPPO, no right action", PER_GROUP | {"right": "none"}),
+    "gru": ("GRU", {"mixer": "gru"}),
+    "lstm": ("LSTM", {"mixer": "lstm"}),
+    "transformer": ("Transformer", {"mixer": "transformer"}),
+}
+# Where every token is an element, a convolution can only memorise pairs, and a small memory is enough.
+BARE: dict[str, Any] = PER_GROUP | {"d_conv": 1, "d_state": 8}
+WIDE: dict[str, Any] = BARE | {"d_model": 60, "group_width": 5}
+
+
+def rows(base: WordsConfig | None = None) -> tuple[WordsConfig, ...]:
+    """A5 with every layer; then longer training words, fewer elements, and S5, with and without a right action."""
+    base = base or WordsConfig()
+    a5 = [replace(base, name=name, label=label, layer=layer) for name, (label, layer) in LAYERS.items()]
+    bare = replace(base, layer=BARE, pairs=True, tokens=2 * base.tokens)
+    few = replace(bare, train_length=40, steps=base.steps * 4 // 9)
+    mixed = replace(few, group="S5", layer=WIDE, steps=base.steps * 3 // 10)
+    wide = replace(bare, group="S5", layer=WIDE)
+    none = {"right": "none"}
+    return (
+        *a5,
+        replace(few, name="a5-40", label="A5, trained to 40", steps=wide.steps),
+        replace(few, name="a5-12", label="A5 from 12 elements, trained to 40", elements=12),
+        replace(few, name="a5-12-none", label="A5 from 12 elements, no right action", elements=12, layer=BARE | none),
+        replace(mixed, name="s5-4", label="S5 from 4 elements, trained to 40", elements=4),
+        replace(mixed, name="s5-8", label="S5 from 8 elements, trained to 40", elements=8),
+        replace(wide, name="s5", label="S5, all 120 elements"),
+        replace(wide, name="s5-short", label="S5, all 120, two thirds of the steps", steps=base.steps * 2 // 3),
+        replace(wide, name="s5-none", label="S5, all 120, no right action", layer=WIDE | none),
+    )
+
+
+SMOKE = WordsConfig(steps=4, num_seeds=1, train_length=4, eval_words=8, eval_every=4)
+
+
+def train(config: WordsConfig, seeds: tuple[int, ...], session: lab.Session) -> lab.RowResult:
+    """Train one seed of a row; score it at all lengths, with R -> I, and compare its actions with the group."""
+    (seed,) = seeds
+    task = config.task(seed)
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        model = config.model()
+    has_right = config.layer.get("mixer") not in OTHERS and config.layer.get("right") != "none"
+
+    def score(length: int) -> dict[str, Any]:
+        scores = task.evaluate(model, config.eval_words, max(1, 16_384 // length), length=length)
+        return {"by_position": scores.by_position, "horizon_99": scores.horizon(0.99), "horizon_50": scores.horizon(0.5)}
+
+    def score_identity() -> dict[str, Any]:
+        with identity_right(model):
+            return {"identity": task.evaluate(model, config.eval_words).prefix}
+
+    longest = max(*config.lengths, PUBLISHED)
+    scores = [Score("tracking", float(longest), lambda report: score(longest))]
+    if has_right:
+        scores.append(Score("identity", float(config.train_length), lambda report: score_identity()))
+    if has_right and config.elements == "all":
+        scores.append(Score("learned", 1.0, lambda report: learned.report(model, task)))
+    fitted = fit(
+        model,
+        config,
+        session,
+        loss_at=word_loss(model, task, config.steps, config.tokens, config.pairs),
+        evaluate=lambda: {"prefix": task.evaluate(model, 64).prefix},
+        scores=tuple(scores),
+        score_steps=max(1, config.eval_words * longest // (3 * config.tokens)),
+        rate=held_rate(config.steps, config.hold),
+    )
+    tracked = fitted.scores["tracking"]
+    right = np.array(tracked["by_position"])
+    metrics = {f"prefix_x{multiple}": float(right[:n].mean()) for multiple, n in zip(MULTIPLES, config.lengths)}
+    metrics |= {f"prefix_{PUBLISHED}": float(right[:PUBLISHED].mean()), f"last_{PUBLISHED}": float(right[PUBLISHED - 1])}
+    metrics |= {name: float(tracked[name]) for name in ("horizon_99", "horizon_50")}
+    metrics |= fitted.scores.get("identity", {})
+    notes = fitted.notes
+    if "learned" in fitted.scores:
+        metrics |= learned.summary(fitted.scores["learned"])
+        notes = notes | {"learned": fitted.scores["learned"]}
+    # Every position up to 32, then about 24 to the doubling: enough to draw.
+    places = np.unique(np.concatenate([np.arange(32), np.geomspace(32, longest - 1, 128).astype(int)]))
+    curves = fitted.curves | {"by_position": [[float(right[place])] for place in places]}
+    return lab.RowResult(
+        metrics={name: [number] for name, number in metrics.items()},
+        curves=curves,
+        notes=notes | {"positions": (places + 1).tolist()},
+    )
+
+
+def words_figure(result: lab.Result, path: Path) -> None:
+    """Accuracy by position on A5 and on the harder sets, and the characters of what was learned."""
+    compared = [row for row in result.rows.values() if row.config["group"] == "A5" and row.config["elements"] == "all"]
+    compared = [row for row in compared if row.config["train_length"] == min(r.config["train_length"] for r in compared)]
+    others = [row for row in result.rows.values() if row not in compared]
+    figure, (left, middle, right) = new_figure(13, 3.8, 3)
+    _by_position(left, compared, "A5, all elements")
+    _by_position(middle, others, "longer words, fewer elements, S5")
+    known = next((row for row in result.rows.values() if "learned" in row.notes), None)
+    if known is not None:
+        _characters(right, known)
+    save(figure, path)
+
+
+def _by_position(axes: Axes, rows: list[lab.FinishedRow], title: str) -> None:
+    for row, colour in zip(rows, SERIES * 2):
+        means = [statistics.fmean(numbers) for numbers in row.curves["by_position"]]
+        dashed = "--" if row.config["layer"].get("right") == "none" else "-"
+        axes.plot(row.notes["positions"], means, color=colour, linestyle=dashed, label=row.label)
+        axes.axvline(row.config["train_length"], color=PAPER, linewidth=0.6, linestyle=":")
+    axes.set_xscale("log", base=2)
+    axes.set_ylim(-0.02, 1.02)
+    axes.set_xlabel("elements read (dotted: longest in training)")
+    axes.set_title(f"product right: {title}")
+    axes.legend(fontsize=6, frameon=False)
+
+
+def _characters(axes: Axes, row: lab.FinishedRow) -> None:
+    """The trace of every group of channels that holds a representation, over the true characters; the other groups in grey."""
+    group, found = named_group(row.config["group"]), row.notes["learned"]
+    traces, close = np.array(found["traces"]), np.array(found["distance"]) < learned.CLOSE
+    sizes = [len(own) for own in group.classes]
+    places = np.arange(len(sizes))
+    counts = np.array(found["multiplicities"])[close].round().astype(int)
+    axes.plot(places, traces[~close].T, ".", color=PAPER, markersize=3, alpha=0.4)
+    for count in np.unique(counts, axis=0):
+        axes.plot(places, count @ group.characters, color=PAPER, linewidth=0.8)
+        held = [str(irrep.shape[-1]) for irrep, times in zip(group.irreps, count) for _ in range(times)]
+        axes.annotate(" + ".join(held), (places[-1] + 0.1, (count @ group.characters)[-1]), fontsize=7, va="center")
+    axes.plot(places, traces[close].T, ".", color=OURS, markersize=6)
+    axes.set_xlim(-0.3, len(sizes) - 0.3)
+    axes.set_xticks(places, [f"{size}" for size in sizes])
+    axes.set_xlabel("conjugacy class (number of elements)")
+    axes.set_title(f"trace of R, {close.sum()} of {len(close)} groups hold a representation", fontsize=9)
+
+
+# Row -> bounds that every seed has to reach.
+BARS: dict[str, dict[str, float]] = {
+    "orthogonal": {"prefix_x1": 0.99, "prefix_256": 0.99},
+    "a5-12": {"prefix_256": 0.99},
+    "s5-4": {"prefix_256": 0.95},
+    "s5-8": {"prefix_256": 0.90},
+    "s5": {"prefix_x1": 0.99, "prefix_x4": 0.90},
+    "s5-short": {"prefix_x1": 0.99, "prefix_x4": 0.90},
+}
+
+
+@lab.by_row
+def judge(row: lab.FinishedRow, result: lab.Result) -> lab.Verdict | None:
+    """The bars of the rows that have one, for every seed; without a right action a layer must not track."""
+    labels = {column.key: column.label for column in EXPERIMENT.columns}
+    if row.name in BARS:
+        bars = BARS[row.name]
+        text = "every seed: " + ", ".join(f"{labels[key]} >= {bar:g}" for key, bar in bars.items())
+        return lab.Verdict(all(min(row.metrics[key]) >= bar for key, bar in bars.items()), text)
+    if row.config["layer"].get("right") == "none":
+        return lab.Verdict(max(row.metrics["prefix_x4"]) <= 0.5, "no seed above 0.5 at 4 x the training length")
+    return None
+
+
+EXPERIMENT = lab.Experiment(
+    name="words",
+    title="State tracking: words over finite groups",
+    claim="One layer that may act on its memory multiplies in A5 and S5 far beyond its training lengths.",
+    protocol="one layer, width 64; words up to 16 or 40 elements by a curriculum, 1,350 to 4,500 steps, 3 seeds",
+    wall_time="3 to 10 minutes per row and seed on one CPU core",
+    presets={"full": rows, "smoke": partial(rows, SMOKE)},
+    train=train,
+    columns=(
+        *(lab.accuracy(f"prefix_x{multiple}", f"at {multiple} x") for multiple in MULTIPLES),
+        lab.accuracy(f"prefix_{PUBLISHED}", f"at {PUBLISHED}"),
+        lab.accuracy(f"last_{PUBLISHED}", f"last at {PUBLISHED}"),
+        lab.Column(key="horizon_99", label="Horizon .99", better="higher", format=".0f"),
+        lab.Column(key="horizon_50", label="Horizon .5", better="higher", format=".0f"),
+        lab.Column(key="identity", label="R -> I", better="neither", format=".3f"),
+        lab.Column(key="distance", label="R(a)R(b) - R(ab)", format=".3f"),
+        lab.Column(key="representations", label="Groups below 0.1", better="neither", format=".1f"),
+    ),
+    judge=judge,
+    main=("prefix_x1", f"prefix_{PUBLISHED}", "horizon_99"),
+    cost=lambda config: config.steps / 4500,
+    figure=words_figure,
+)

@@ -1,0 +1,347 @@
+"""Run an experiment: split it into units, train them in one or several processes, write the result, show progress.
+
+A unit is a row and the seeds that train together. `jobs` worker processes take units one by one; a worker writes its own
+checkpoints and result file and sends progress back. The numbers depend neither on the number of workers nor on interruptions.
+Ctrl-C ends the workers, and `resume=True` continues from their last checkpoints.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import multiprocessing
+import os
+import queue
+import shutil
+import signal
+import threading
+import time
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+
+from shippo_lab.harness.experiment import Experiment, Progress, Result, RowResult, Session
+from shippo_lab.harness.malloc import keep_freed_memory
+from shippo_lab.harness.progress import Display, make_display
+from shippo_lab.harness.store import NUMBER, as_json, as_user_error, checked_fields, locked, read_json, versions, write_json
+
+Train = Callable[[Any, tuple[int, ...], Session], RowResult]
+MAX_SEEDS = 10_000
+
+
+class Unit(NamedTuple):
+    """A row and the seeds of it that train together."""
+
+    index: int
+    config: Any
+    seeds: tuple[int, ...]
+    cost: float = 1.0
+
+    @property
+    def name(self) -> str:
+        return f"{self.config.name}.s{self.seeds[0]}-s{self.seeds[-1]}"
+
+    def file(self, folder: Path) -> Path:
+        """The result file of the unit."""
+        return folder / "units" / f"{self.name}.json"
+
+
+class Failure(NamedTuple):
+    """A unit that raised; an error that the user can repair (a full disk, a damaged file) has no trace."""
+
+    unit: Unit
+    error: str
+    trace: str
+
+
+def split_into_units(rows: tuple[Any, ...], experiment: Experiment) -> list[Unit]:
+    """Rows -> units of at most `experiment.stack` seeds."""
+    units = []
+    for config in rows:
+        for start in range(0, config.num_seeds, experiment.stack):
+            seeds = config.seeds[start : start + experiment.stack]
+            units.append(Unit(len(units), config, seeds, experiment.cost(config)))
+    return units
+
+
+def finish_unit(train: Train, unit: Unit, folder: Path, notify: Callable[[Progress], None]) -> None:
+    """Train one unit to the end, write its result file, then delete its checkpoint."""
+    checkpoint = folder / "checkpoints" / f"{unit.name}.safetensors"
+    begun = time.monotonic()
+    result = train(unit.config, unit.seeds, Session(unit.index, checkpoint, notify))
+    for name, values in result.metrics.items():
+        if len(values) != len(unit.seeds):
+            raise ValueError(
+                f"metric {name!r} of row {unit.config.name!r} has {len(values)} numbers for {len(unit.seeds)} seeds"
+            )
+    seconds = result.notes.pop("train_seconds", time.monotonic() - begun)
+    write_json(unit.file(folder), {"seconds": seconds, **dataclasses.asdict(result)})
+    checkpoint.unlink(missing_ok=True)
+
+
+def _end_with_parent() -> None:
+    # A killed parent cannot end its workers, which would keep writing into the folder.
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+    parent.join()
+    os._exit(1)
+
+
+def _work(train: Train, folder: Path, threads: int, tasks, events) -> None:
+    # Ctrl-C reaches the whole process group; only the parent handles it, and ends its workers.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+    torch.set_num_threads(threads)
+    keep_freed_memory()
+    for unit in iter(tasks.get, None):
+        try:
+            finish_unit(train, unit, folder, events.put)
+            events.put(unit)
+        except Exception as error:
+            events.put(Failure(unit, str(error), "" if isinstance(error, (OSError, ValueError)) else traceback.format_exc()))
+            return
+
+
+def _parallel(experiment: Experiment, units: list[Unit], folder: Path, display: Display, jobs: int) -> None:
+    context = multiprocessing.get_context("spawn")
+    tasks, events = context.Queue(), context.Queue()
+    for unit in sorted(units, key=lambda unit: unit.cost, reverse=True):
+        tasks.put(unit)
+    for _ in range(jobs):
+        tasks.put(None)
+    threads = max(1, (os.cpu_count() or 1) // jobs)
+    arguments = (experiment.train, folder, threads, tasks, events)
+    workers = [context.Process(target=_work, args=arguments, daemon=True) for _ in range(jobs)]
+    for worker in workers:
+        worker.start()
+    left = len(units)
+    try:
+        while left:
+            try:
+                event = events.get(timeout=1.0)
+            except queue.Empty:
+                if not any(worker.is_alive() for worker in workers):
+                    raise RuntimeError("all worker processes ended early; run again with --resume") from None
+                continue
+            if isinstance(event, Progress):
+                display.progress(event)
+            elif isinstance(event, Unit):
+                display.finished(event.index)
+                left -= 1
+            elif event.trace:
+                raise RuntimeError(f"row {event.unit.config.name!r} failed: {event.error}\n{event.trace}")
+            else:
+                raise ValueError(f"row {event.unit.config.name!r}: {event.error}; continue with --resume")
+    finally:
+        for worker in workers:
+            if left:
+                worker.terminate()
+            worker.join()
+
+
+def _read_unit(file: Path) -> dict[str, Any]:
+    return checked_fields(read_json(file), str(file), seconds=NUMBER, metrics=dict, curves=dict, notes=dict)
+
+
+def assemble(experiment: Experiment, rows: tuple[Any, ...], folder: Path, manifest: dict[str, Any]) -> Result:
+    """Join the finished units into rows and write `result.json`; a row has the seeds that are finished."""
+    units = split_into_units(rows, experiment)
+    finished = []
+    for config in rows:
+        own = [unit for unit in units if unit.config.name == config.name and unit.file(folder).exists()]
+        if not own:
+            continue
+        parts = [_read_unit(unit.file(folder)) for unit in own]
+        joined = {key: parts[0][key] for key in ("metrics", "curves", "notes")}
+        for part in parts[1:]:
+            for name, values in part["metrics"].items():
+                joined["metrics"][name] = joined["metrics"][name] + values
+            for name, evaluations in part["curves"].items():
+                # A seed that diverged has fewer evaluations than the others, or none: keep what all have.
+                if name != "step" and name in joined["curves"]:
+                    joined["curves"][name] = [a + b for a, b in zip(joined["curves"][name], evaluations)]
+        diverged = [
+            (unit.seeds[0], part["notes"]["diverged_at"]) for unit, part in zip(own, parts) if "diverged_at" in part["notes"]
+        ]
+        if diverged:
+            joined["notes"]["diverged_at"] = "; ".join(f"seed {seed}: {place}" for seed, place in diverged)
+        seeds = [seed for unit in own for seed in unit.seeds]
+        row = {"name": config.name, "label": config.label, "config": as_json(config), "seeds": seeds}
+        finished.append({**row, "seconds": sum(part["seconds"] for part in parts), **joined})
+    complete = all(unit.file(folder).exists() for unit in units)
+    content = {**manifest, "complete": complete, "rows": finished}
+    write_json(folder / "result.json", content)
+    return Result.from_json(content, str(folder / "result.json"))
+
+
+def unpack(experiment: Experiment, known: tuple[Any, ...], result: Result, folder: Path) -> None:
+    """Write the finished rows of a result as a run's folder that can be extended: the reverse of `assemble`."""
+    rows, configs = dict(result.rows), []
+    for config in known:
+        row = rows.pop(config.name, None)
+        if row is None:
+            continue
+        now, count = as_json(config), len(row.seeds)
+        if any(now.get(key) != value for key, value in row.config.items() if key != "num_seeds"):
+            raise ValueError(
+                f"row {config.name!r} of {result.source} has another configuration than it has today; train it again"
+            )
+        if set(row.seeds) != set(range(count)):
+            raise ValueError(
+                f"row {config.name!r} of {result.source} has seeds {row.seeds}; expected 0 to {count - 1}; train it again"
+            )
+        configs.append(now | {"num_seeds": count})
+        notes = dict(row.notes)
+        diverged = dict(end.split(": ", 1) for end in notes.pop("diverged_at", "").split("; ") if end)
+        for unit in split_into_units((dataclasses.replace(config, num_seeds=count),), experiment):
+            at = [row.seeds.index(seed) for seed in unit.seeds]
+            metrics = {name: [values[k] for k in at] for name, values in row.metrics.items()}
+            curves = {
+                name: evaluations if name == "step" else [[values[k] for k in at] for values in evaluations]
+                for name, evaluations in row.curves.items()
+            }
+            first = f"seed {unit.seeds[0]}"
+            own_notes = notes | ({"diverged_at": diverged[first]} if first in diverged else {})
+            part = {"metrics": metrics, "curves": curves, "notes": own_notes}
+            write_json(unit.file(folder), {"seconds": row.seconds * len(at) / count, **part})
+    if rows:
+        raise ValueError(f"{result.source} has rows that {experiment.name} does not have: {', '.join(rows)}")
+    manifest = {"experiment": result.experiment, "preset": result.preset, "versions": result.versions}
+    write_json(folder / "manifest.json", manifest | {"wall_seconds": result.seconds, "configs": configs})
+
+
+def _read_manifest(path: Path) -> dict[str, Any]:
+    manifest = checked_fields(
+        read_json(path), str(path), experiment=str, preset=str, configs=list, versions=dict, wall_seconds=NUMBER
+    )
+    for place, config in enumerate(manifest["configs"]):
+        found = checked_fields(config, f"{path}: configuration {place}", name=str, num_seeds=int)
+        _check_seeds(f"{path}: `num_seeds`", found["num_seeds"])
+    return manifest
+
+
+def _check_seeds(where: str, seeds: int) -> None:
+    if not 1 <= seeds <= MAX_SEEDS:
+        raise ValueError(f"{where} is {seeds}; expected a number of seeds from 1 to {MAX_SEEDS}")
+
+
+def _joined(folder: Path, held: list[dict[str, Any]], asked: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The rows of a folder and those asked for; a row may get more seeds, nothing else of it may change."""
+    found = {config["name"]: config for config in held}
+    for config in asked:
+        earlier = found.get(config["name"], config)
+        most = {"num_seeds": max(earlier["num_seeds"], config["num_seeds"])}
+        if earlier | most != config | most:
+            raise ValueError(
+                f"{folder} holds row {config['name']!r} with another configuration; continue it with the same options, or "
+                "choose another --out"
+            )
+        found[config["name"]] = config | most
+    return list(found.values())
+
+
+def _open_folder(folder: Path, manifest: dict[str, Any], resume: bool, force: bool) -> dict[str, Any]:
+    """The manifest to continue with, rows added; refuses to mix two runs, or to overwrite one without `force`."""
+    path = folder / "manifest.json"
+    if path.exists() and not force:
+        if not resume:
+            raise ValueError(f"{folder} holds a run already; use --resume to continue, --force to replace it, or another --out")
+        earlier = _read_manifest(path)
+        for key in ("experiment", "preset"):
+            if earlier[key] != manifest[key]:
+                raise ValueError(
+                    f"{folder} holds a run with another {key}; continue it with the same options, or choose another --out"
+                )
+        manifest = earlier | {"configs": _joined(folder, earlier["configs"], manifest["configs"])}
+    elif force:
+        for name in ("units", "checkpoints"):
+            shutil.rmtree(folder / name, ignore_errors=True)
+        (folder / "result.json").unlink(missing_ok=True)
+    write_json(path, manifest)
+    return manifest
+
+
+def _train_units(
+    experiment: Experiment, known: tuple[Any, ...], rows: tuple[Any, ...], folder: Path, manifest: dict[str, Any],
+    jobs: int | None, display: Display,
+) -> Result:  # fmt: skip
+    """Train the units of `rows` that are not finished; write the result whatever happens."""
+    num_seeds = {config["name"]: config["num_seeds"] for config in manifest["configs"]}
+    held = tuple(dataclasses.replace(row, num_seeds=num_seeds[row.name]) for row in known if row.name in num_seeds)
+    units = split_into_units(rows, experiment)
+    open_units = [unit for unit in units if not unit.file(folder).exists()]
+    jobs = min(jobs or os.cpu_count() or 1, max(1, len(open_units)))
+    begun, before = time.monotonic(), manifest["wall_seconds"]
+    try:
+        with display.show(experiment.name, units, {unit.index for unit in open_units}, jobs):
+            if jobs > 1:
+                _parallel(experiment, open_units, folder, display, jobs)
+            else:
+                for unit in open_units:
+                    finish_unit(experiment.train, unit, folder, display.progress)
+                    display.finished(unit.index)
+    finally:
+        manifest["wall_seconds"] = before + time.monotonic() - begun
+        write_json(folder / "manifest.json", manifest)
+        for half_written in folder.rglob(".*.tmp"):
+            half_written.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):
+            (folder / "checkpoints").rmdir()
+        with as_user_error(folder / "units"):
+            result = assemble(experiment, held, folder, manifest)
+    return result
+
+
+def run(
+    experiment: Experiment,
+    preset: str | None = None,
+    *,
+    seeds: int | None = None,
+    jobs: int | None = None,
+    out: Path | None = None,
+    resume: bool = False,
+    force: bool = False,
+    earlier: Path | None = None,
+    only: tuple[str, ...] = (),
+    display: Display | None = None,
+) -> Result:
+    """Train the rows of an experiment and write `result.json`; returns it.
+
+    Args:
+        preset: a name of `experiment.presets`; by default the first. seeds: their number, instead of the preset's.
+        jobs: worker processes; by default one per core, at most one per unit. One job runs in this process.
+        out: folder of the run; by default runs/NAME, or runs/NAME-PRESET.
+        resume: continue the run in the folder; new rows and seeds are added to it. force: replace it.
+        earlier: a result file whose finished rows a new run begins with.
+        only: names of the rows to train; by default all.
+    """
+    preset = preset or experiment.default_preset
+    known = experiment.rows(preset)
+    unknown = set(only) - {row.name for row in known}
+    if unknown:
+        names = ", ".join(row.name for row in known)
+        raise ValueError(f"{experiment.name}: `only` names {', '.join(sorted(unknown))}; expected rows among {names}")
+    rows = tuple(row for row in known if not only or row.name in only)
+    if seeds is not None:
+        _check_seeds(f"{experiment.name}: `seeds`", seeds)
+        rows = tuple(dataclasses.replace(row, num_seeds=seeds) for row in rows)
+    folder = out or experiment.folder(preset)
+    manifest = {
+        "experiment": experiment.name,
+        "preset": preset,
+        "configs": [as_json(row) for row in rows],
+        "versions": versions(),
+        "wall_seconds": 0.0,
+    }
+    result = None if earlier is None else experiment.result(earlier)
+    with locked(folder):
+        if result is not None:
+            if (folder / "manifest.json").exists():
+                raise ValueError(f"{folder} holds a run already; --from needs a new folder; choose another --out")
+            with as_user_error(earlier):
+                unpack(experiment, known, result, folder)
+        manifest = _open_folder(folder, manifest, resume or earlier is not None, force)
+        return _train_units(experiment, known, rows, folder, manifest, jobs, display or make_display())

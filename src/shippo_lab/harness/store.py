@@ -1,0 +1,180 @@
+"""Files of a run: atomic writes, tensors, JSON, and the folders that hold them.
+
+    runs/NAME/manifest.json          experiment, preset and row configurations of the run
+    runs/NAME/units/ROW.s0-s4.json   one file per finished unit (a row and the seeds trained together)
+    runs/NAME/checkpoints/...        one safetensors file per unfinished unit
+    runs/NAME/result.json            the joined rows; all that `table` and `figure` read
+    runs/NAME/.lock                  locked while a process runs in the folder
+
+Every file is written to a temporary name, flushed and renamed, so that a kill leaves the old file or the new one. Tensors are
+safetensors, everything else is JSON; nothing is unpickled.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import platform
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+RUNS = Path("runs")
+AGAIN = "run the experiment again"
+NUMBER = (int, float)
+_TYPE_NAMES = {dict: "an object", list: "a list", str: "a text", int: "an integer"}
+
+
+class FileDict(dict[str, Any]):
+    """A dictionary read from a file; a missing key is a `ValueError` that names the file."""
+
+    def __init__(self, content: dict[str, Any], where: str) -> None:
+        super().__init__(content)
+        self.where = where
+
+    def __missing__(self, key: str) -> Any:
+        raise ValueError(f"{self.where} has no {key!r}; expected what a run of this version writes; {AGAIN}")
+
+
+def checked_fields(content: Any, where: str, **types: Any) -> dict[str, Any]:
+    """The named fields of a JSON object, each of its type; anything else is a `ValueError` that names `where`."""
+    expected = f"expected an object with {', '.join(types)}; {AGAIN}"
+    if not isinstance(content, dict):
+        raise ValueError(f"{where} holds {_shortened(content)}; {expected}")
+    for key, kind in types.items():
+        if key not in content:
+            raise ValueError(f"{where} has no {key!r}; {expected}")
+        if not isinstance(content[key], kind) or isinstance(content[key], bool):
+            kind_name = _TYPE_NAMES.get(kind, "a number")
+            raise ValueError(f"{where} has {_shortened(content[key])} as {key!r}; expected {kind_name}; {AGAIN}")
+    return {key: content[key] for key in types}
+
+
+def _shortened(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 40 else f"{text[:37]}..."
+
+
+@contextmanager
+def as_user_error(source: Any) -> Iterator[None]:
+    """Turn errors from the content of a file into a `ValueError` that names the file."""
+    try:
+        yield
+    except (TypeError, KeyError, IndexError, AttributeError) as error:
+        what = f"{type(error).__name__}: {error}"
+        raise ValueError(f"{source} has unexpected content ({what}); expected what a run writes; make it again") from error
+
+
+@contextmanager
+def locked(folder: Path) -> Iterator[None]:
+    """Lock a run's folder for this process, until it ends; a folder that another one holds is a `ValueError`."""
+    folder.mkdir(parents=True, exist_ok=True)
+    with open(folder / ".lock", "ab") as file:
+        try:
+            try:
+                from fcntl import LOCK_EX, LOCK_NB, flock
+            except ImportError:
+                from msvcrt import LK_NBLCK, locking  # pyright: ignore[reportAttributeAccessIssue]
+
+                locking(file.fileno(), LK_NBLCK, 1)
+            else:
+                flock(file, LOCK_EX | LOCK_NB)
+        except (BlockingIOError, PermissionError):
+            raise ValueError(f"another process is running in {folder}; wait until it ends, or choose another --out") from None
+        except OSError:
+            # A file system without locks (some network drives): run without one.
+            pass
+        yield
+
+
+def write_atomic(path: Path, data: bytes) -> None:
+    """Write `data` so that a reader, or a kill, never sees part of it."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        with open(temporary, "wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+    except OSError:
+        # For example a full disk.
+        temporary.unlink(missing_ok=True)
+        raise
+
+
+def write_json(path: Path, content: Any) -> None:
+    """Write JSON atomically; floats keep every bit (shortest round-trip form)."""
+    write_atomic(path, (json.dumps(content, indent=1, allow_nan=True) + "\n").encode())
+
+
+def read_json(path: Path) -> Any:
+    """Read a JSON file; a damaged one is a `ValueError` that names it."""
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"{path} is not valid JSON ({error}); delete it and run the experiment again") from error
+
+
+def save_tensors(path: Path, tensors: dict[str, Tensor], meta: dict[str, Any]) -> None:
+    """Write tensors and a JSON-able `meta` as one safetensors file, atomically."""
+    from safetensors.torch import save
+
+    held = {name: tensor.detach().contiguous() for name, tensor in tensors.items()}
+    write_atomic(path, save(held, metadata={"meta": json.dumps(meta)}))
+
+
+def load_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]] | None:
+    """Read what `save_tensors` wrote; `None` if the file does not exist."""
+    from safetensors import SafetensorError, safe_open
+
+    if not path.exists():
+        return None
+    try:
+        with safe_open(path, framework="pt") as file:
+            meta = dict(json.loads((file.metadata() or {})["meta"]))
+            return {name: file.get_tensor(name).clone() for name in file.keys()}, meta  # noqa: SIM118
+    except (SafetensorError, KeyError, ValueError, TypeError) as error:
+        raise ValueError(f"{path} is not a checkpoint of a run ({error}); delete it to start this row again") from error
+
+
+def versions() -> dict[str, str]:
+    """Versions that a result depends on."""
+    import numpy
+
+    from shippo_ssm import __version__
+
+    return {
+        "shippo_ssm": __version__,
+        "torch": torch.__version__,
+        "numpy": numpy.__version__,
+        "python": platform.python_version(),
+        "machine": platform.machine(),
+    }
+
+
+def as_json(config: Any) -> dict[str, Any]:
+    """A configuration dataclass as JSON values, tuples as lists."""
+    return json.loads(json.dumps(dataclasses.asdict(config)))
+
+
+def checkout() -> Path | None:
+    """The folder of the source checkout this package runs from, or `None` for an installed wheel."""
+    root = Path(__file__).resolve().parents[3]
+    return root if (root / "pyproject.toml").exists() and (root / "src" / "shippo_ssm").exists() else None
+
+
+def committed() -> Path:
+    """The folder of the results that come with the package: `results/` of the checkout, or inside the wheel."""
+    return (checkout() or Path(__file__).resolve().parents[1]) / "results"
+
+
+def figures() -> Path:
+    """The folder of the figures that come with the package, as SVG: in the docs of the checkout, or inside the wheel."""
+    root = checkout()
+    return Path(__file__).resolve().parents[1] / "figures" if root is None else root / "docs" / "_static" / "figures"

@@ -1,0 +1,267 @@
+"""Train one model with AdamW and score it; a kill costs at most a minute and changes no number.
+
+`loss_at(step)` depends on the step alone, and a checkpoint holds parameters, AdamW moments, the step, the curves and the
+finished scores, so a killed run repeats the steps since its last checkpoint and ends with the same numbers. A loss or gradient
+that is not finite ends training: the parameters before that step are scored, and `notes["diverged_at"]` names the step.
+
+Matrix products are in float32, or in bfloat16 (`torch.autocast`: residual stream, memory, parameters and moments stay float32).
+Some processors emulate bfloat16 and some crash on it, so "auto" measures it in a separate process.
+"""
+
+from __future__ import annotations
+
+import functools
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
+from typing import Any, Literal, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from shippo_lab.harness.experiment import Progress, RowResult, Session, TrainConfig
+from shippo_ssm.layers import weight_decay_groups
+
+SAVE_SECONDS = 60.0
+Precision = Literal["float32", "bfloat16", "auto"]
+# A product in bfloat16 must take at most this fraction of the time in float32.
+MAX_TIME_RATIO = 0.8
+
+_PROBE = """
+import time, torch
+torch.set_num_threads(1)
+a, b = torch.randn(512, 256), torch.randn(256, 256)
+half = a.bfloat16(), b.bfloat16()
+def seconds(left, right):
+    times = []
+    for _ in range(7):
+        begun = time.perf_counter()
+        left @ right
+        times.append(time.perf_counter() - begun)
+    return sorted(times)[1]
+error = (half[0] @ half[1] - a @ b).norm() / (a @ b).norm()
+print(float(error), seconds(*half) / seconds(a, b))
+"""
+
+
+@functools.cache
+def bfloat16_pays() -> bool:
+    """Whether products in bfloat16 are correct and faster here; measured in a separate process, since it may crash."""
+    try:
+        done = subprocess.run([sys.executable, "-c", _PROBE], capture_output=True, text=True, timeout=60, check=True)
+    except subprocess.SubprocessError:
+        return False
+    error, ratio = map(float, done.stdout.split())
+    return error < 1e-2 and ratio < MAX_TIME_RATIO
+
+
+def resolve_precision(precision: Precision) -> Precision:
+    """Resolve "auto": "bfloat16" where that is faster, else "float32"."""
+    if precision == "auto":
+        return "bfloat16" if bfloat16_pays() else "float32"
+    return precision
+
+
+def products_in(precision: Precision) -> AbstractContextManager:
+    """A context in which linear layers multiply in this precision."""
+    return torch.autocast("cpu", torch.bfloat16) if precision == "bfloat16" else nullcontext()
+
+
+class Score(NamedTuple):
+    """One part of what is measured after training."""
+
+    name: str
+    cost: float
+    measure: Callable[[Callable[[float], None]], dict[str, Any]]
+    """Returns JSON-able numbers; calls its argument with the fraction that is done."""
+
+
+def measure(
+    scores: Iterable[Score],
+    known: dict[str, dict[str, Any]] | None = None,
+    *,
+    on_part: Callable[[], None] = lambda: None,
+    on_cost: Callable[[float], None] = lambda cost: None,
+) -> dict[str, dict[str, Any]]:
+    """Add the parts that `known` lacks; `on_part` follows each, `on_cost` gets the cost of all done so far."""
+    known, before = {} if known is None else known, 0.0
+    for part in scores:
+        if part.name not in known:
+            known[part.name] = part.measure(lambda share, part=part, before=before: on_cost(before + share * part.cost))
+            on_part()
+        before += part.cost
+    return known
+
+
+class Fitted(NamedTuple):
+    """Learning curves, scores by part, and `notes` for a `RowResult`."""
+
+    curves: dict[str, list[Any]]
+    scores: dict[str, dict[str, Any]]
+    notes: dict[str, Any]
+
+
+def fit(
+    model: nn.Module,
+    config: TrainConfig,
+    session: Session,
+    *,
+    loss_at: Callable[[int], tuple[Tensor, int]],
+    evaluate: Callable[[], dict[str, float]],
+    scores: tuple[Score, ...],
+    score_steps: int,
+    rate: Callable[[int], float] = lambda step: 1.0,
+    precision: Precision = "float32",
+    right_rate: float = 1.0,
+) -> Fitted:
+    """Train a model by AdamW and measure its scores; one seed.
+
+    Args:
+        loss_at: step -> (loss, number of tokens in it).
+        evaluate: the numbers of the learning curves, every `config.eval_every` steps and at the end.
+        scores: measured after the last step; they take as long as `score_steps` training steps.
+        rate: step -> factor of the learning rate; `right_rate` is that of the right actions' parameters besides.
+        precision: of matrix products; a resumed run keeps the precision it began with.
+    """
+    groups = weight_decay_groups(model, config.weight_decay, right_rate * config.learning_rate)
+    optimiser = torch.optim.AdamW(groups, lr=config.learning_rate, fused=True)
+    rates = [group["lr"] for group in optimiser.param_groups]
+    meta: dict[str, Any] = {"step": 0, "curves": {"step": []}, "scores": {}, "seconds": 0.0, "tokens": 0, "train_seconds": 0.0}
+    restored = session.restore()
+    if restored is None:
+        meta["precision"] = resolve_precision(precision)
+    else:
+        meta = restored[1]
+        _put_back(model, optimiser, restored[0], meta["step"])
+    begun, earlier = time.monotonic(), meta["seconds"]
+    total, all_costs = config.steps + score_steps, sum(part.cost for part in scores)
+    shown: dict[str, float] = {}
+
+    def save() -> None:
+        meta["seconds"] = earlier + time.monotonic() - begun
+        session.save(_pack(model, optimiser), meta)
+
+    saved = reported = begun
+    for step in range(meta["step"], config.steps if "diverged_at" not in meta else 0):
+        started = time.monotonic()
+        for group, full in zip(optimiser.param_groups, rates, strict=True):
+            group["lr"] = full * rate(step)
+        with products_in(meta["precision"]):
+            loss, num_tokens = loss_at(step)
+        optimiser.zero_grad()
+        loss.backward()
+        norm = nn.utils.clip_grad_norm_(model.parameters(), config.clip)
+        if not torch.isfinite(norm + loss.detach()):
+            meta["diverged_at"] = f"step {step}"
+            save()
+            break
+        optimiser.step()
+        now = time.monotonic()
+        meta["step"] = step + 1
+        meta["tokens"] += num_tokens
+        meta["train_seconds"] += now - started
+        evaluated = (step + 1) % config.eval_every == 0 or step + 1 == config.steps
+        if evaluated:
+            with products_in(meta["precision"]):
+                shown = {"loss": float(loss.detach()), **evaluate()}
+            meta["curves"]["step"].append(step + 1)
+            for name, number in shown.items():
+                meta["curves"].setdefault(name, []).append([number])
+        if evaluated or now - saved > SAVE_SECONDS:
+            saved = now
+            save()
+        if evaluated or now - reported > 0.5:
+            reported = now
+            session.report(step + 1, total, **(shown or {"loss": float(loss.detach())}))
+
+    def on_cost(cost: float) -> None:
+        session.report(config.steps + int(score_steps * cost / all_costs), total, **shown)
+
+    with products_in(meta["precision"]):
+        measure(scores, meta["scores"], on_part=save, on_cost=on_cost)
+    notes = {
+        "parameters": sum(parameter.numel() for parameter in model.parameters()),
+        "tokens_per_second": meta["tokens"] / max(meta["train_seconds"], 1e-9),
+        "train_seconds": earlier + time.monotonic() - begun,
+        "precision": meta["precision"],
+    }
+    if "diverged_at" in meta:
+        notes["diverged_at"] = meta["diverged_at"]
+    return Fitted(meta["curves"], meta["scores"], notes)
+
+
+class Trainee(NamedTuple):
+    """One of several models of a row, with its loss and scores."""
+
+    model: nn.Module
+    loss_at: Callable[[int], tuple[Tensor, int]]
+    """step -> (loss, number of tokens in it)."""
+    score: Callable[[], dict[str, float]]
+    rate: Callable[[int], float] = lambda step: 1.0
+    """step -> factor of the learning rate."""
+
+
+def fit_each(
+    config: TrainConfig, seed: int, session: Session, budget: dict[str, int], make: Callable[[str, int], Trainee]
+) -> RowResult:
+    """Train small models one after another, each with its own checkpoint, and join their scores; one seed.
+
+    `budget` is name -> training steps, whose sum is `config.steps`; `make(name, steps)` gives a model with its loss and scores.
+    """
+    metrics: dict[str, list[float]] = {}
+    notes: dict[str, Any] = {}
+    places: list[str] = []
+    files = {} if session.checkpoint is None else {n: session.checkpoint.with_suffix(f".{n}.safetensors") for n in budget}
+    before = 0
+    for name, steps in budget.items():
+        with torch.random.fork_rng():
+            torch.manual_seed(seed)
+            trainee = make(name, steps)
+
+        def notify(progress: Progress, before: int = before) -> None:
+            session.report(min(config.steps, before + progress.step), config.steps, **progress.metrics)
+
+        fitted = fit(
+            trainee.model,
+            replace(config, steps=steps, eval_every=steps),
+            Session(session.unit, files.get(name), notify),
+            loss_at=trainee.loss_at,
+            evaluate=dict,
+            scores=(Score(name, 1.0, lambda report, trainee=trainee: trainee.score()),),
+            score_steps=1,
+            rate=trainee.rate,
+        )
+        metrics |= {key: [number] for key, number in fitted.scores[name].items()}
+        notes[f"{name}_seconds"] = fitted.notes["train_seconds"]
+        if "diverged_at" in fitted.notes:
+            places.append(f"{name}, {fitted.notes['diverged_at']}")
+        before += steps
+    for file in files.values():
+        file.unlink(missing_ok=True)
+    if places:
+        notes["diverged_at"] = " and ".join(places)
+    return RowResult(metrics=metrics, notes=notes)
+
+
+MOMENTS = ("exp_avg", "exp_avg_sq")
+
+
+def _pack(model: nn.Module, optimiser: torch.optim.Optimizer) -> dict[str, Tensor]:
+    tensors: dict[str, Tensor] = {}
+    for name, parameter in model.named_parameters():
+        tensors[f"model.{name}"] = parameter
+        state = optimiser.state.get(parameter, {})
+        tensors |= {f"{moment}.{name}": state[moment] for moment in MOMENTS if moment in state}
+    return tensors
+
+
+@torch.no_grad()
+def _put_back(model: nn.Module, optimiser: torch.optim.Optimizer, tensors: dict[str, Tensor], step: int) -> None:
+    for name, parameter in model.named_parameters():
+        parameter.copy_(tensors[f"model.{name}"])
+        if f"exp_avg.{name}" in tensors:
+            moments = {moment: tensors[f"{moment}.{name}"] for moment in MOMENTS}
+            optimiser.state[parameter] = {"step": torch.tensor(float(step)), **moments}

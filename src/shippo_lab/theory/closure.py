@@ -1,0 +1,70 @@
+"""How well a measure closes: d_t psi = A_L psi, B_L = psi(t, t) and G = I, and what it costs on a signal."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from shippo_ssm.projection import Measure
+from shippo_ssm.projection._numerics import Array, as_time, integrate
+from shippo_ssm.projection.signals import as_signal
+
+# Six-point central difference, order 6: weights of f(+h), f(+2h), f(+3h), antisymmetric.
+_STENCIL = ((1, 3 / 4), (2, -3 / 20), (3, 1 / 60))
+
+
+class Closure(NamedTuple):
+    """Relative maxima at one time."""
+
+    derivative: float
+    """max |d_t psi - A_L psi| / max |d_t psi| inside the support, d_t psi by finite differences."""
+    source: float
+    """max |B_L - psi(t, t)| / max |psi(t, t)|."""
+    gram: float
+    """max |G - I|."""
+
+
+def psi_rate(measure: Measure, t: float, tau: Array) -> Array:
+    """d_t psi(t, tau) [.., N] by central differences of the formula of psi."""
+    if measure.stationary:
+        # psi depends on t - tau alone: difference at a t of the size of the window, or of order one.
+        shift = max(getattr(measure, "theta", 1.0) - t, 0.0)
+        t, tau = t + shift, tau + shift
+    h = 1e-3 * min(t, measure._memory()) / measure.N
+    terms = (c * (measure._psi(t + k * h, tau) - measure._psi(t - k * h, tau)) for k, c in _STENCIL)
+    return sum(terms, start=np.zeros(1)) / h
+
+
+def closure(measure: Measure, t: float) -> Closure:
+    """How well d_t psi = A_L psi, B_L = psi(t, t) and G = I hold at time t."""
+    t = as_time("t", t)
+    low = max(measure._start(t), 0.0)
+    tau = low + (t - low) * np.linspace(0.02, 0.98, 97)
+    rate = psi_rate(measure, t, tau)
+    gap = rate - measure._psi(t, tau) @ measure.A(t).T
+    end = measure._psi(t, np.asarray(t))
+    return Closure(
+        derivative=float(np.abs(gap).max() / max(np.abs(rate).max(), 1e-300)),
+        source=float(np.abs(measure.B(t) - end).max() / np.abs(end).max()),
+        gram=float(np.abs(measure.gram(t) - np.eye(measure.N)).max()),
+    )
+
+
+def defect(measure: Measure, f: Any, t: float) -> float:
+    """||C' - (A_L C + B_L f^T)||_F / ||C'||_F for the projection C of a signal f: time -> [d]; 0 for exact closure."""
+    t = as_time("t", t)
+    signal = as_signal(f)
+    low = max(measure._start(t), 0.0)
+
+    def moments(tau: Array, w: Array) -> Array:
+        values = signal(tau) * w[:, None]
+        return np.stack([measure._psi(t, tau).T @ values, psi_rate(measure, t, tau).T @ values])
+
+    coefficients, inner = integrate(moments, low, t, breaks=signal.breaks, panels=4 + measure.N // 4, rtol=1e-11)
+    ends = signal(np.array([low, t]))
+    true = inner + np.outer(measure._psi(t, np.asarray(t)), ends[1])
+    if low > 0:
+        true -= np.outer(measure._psi(t, np.asarray(low)), ends[0])
+    claimed = measure.A(t) @ coefficients + np.outer(measure.B(t), ends[1])
+    return float(np.linalg.norm(true - claimed) / max(np.linalg.norm(true), 1e-300))

@@ -1,0 +1,106 @@
+"""`verify`: run the checks, print a summary by section of the paper or every row, and write them as JSON.
+
+A check that raises becomes a row that does not hold, so that one broken part does not hide the others.
+"""
+
+from __future__ import annotations
+
+import difflib
+import math
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from shippo_lab.harness.store import write_json
+from shippo_lab.theory.registry import CHECKS, Check, CheckResult, by_section
+from shippo_ssm import __version__
+
+
+def run_check(name: str, check: Check) -> CheckResult:
+    """The row of one check; an exception becomes a row that does not hold."""
+    try:
+        return check()
+    except Exception as error:
+        return CheckResult(
+            name=name, statement=name.replace("_", " "), place="", measured=f"raised {type(error).__name__}: {error}",
+            residual=math.nan, bound=0.0, sense="<=",
+        )  # fmt: skip
+
+
+def _all_rows(rows: Sequence[CheckResult], wide: bool) -> Table:
+    table = Table()
+    table.add_column("statement", ratio=5)
+    if wide:
+        table.add_column("what is measured", ratio=5)
+    for heading in ("residual", "bound", "holds"):
+        table.add_column(heading, justify="right", no_wrap=True)
+    for row in rows:
+        place = f" [dim]({escape(row.place)})[/]" if row.place else ""
+        numbers = f"{row.residual:.1e}", f"{row.relation} {row.bound:.0e}", "[green]yes[/]" if row.holds else "[bold red]NO[/]"
+        table.add_row(f"{escape(row.statement)}{place}", *([escape(row.measured)] if wide else []), *numbers)
+    return table
+
+
+def _by_section(rows: Sequence[CheckResult]) -> Table:
+    table = Table("section of the paper", "about")
+    for heading in ("statements", "hold"):
+        table.add_column(heading, justify="right")
+    for name, members in by_section(rows).items():
+        count = sum(row.holds for row in members)
+        style = "green" if count == len(members) else "bold red"
+        table.add_row(name, members[0].topic, str(len(members)), f"[{style}]{count}[/]")
+    return table
+
+
+def _select(only: str | Sequence[str] | None) -> list[str]:
+    """Names of the checks that contain one of the given parts, in the order of the paper."""
+    parts = [only] if isinstance(only, str) else list(only or ())
+    unknown = [part for part in parts if not any(part in name for name in CHECKS)]
+    if unknown:
+        close = difflib.get_close_matches(unknown[0], CHECKS, 3, 0.4) or list(CHECKS)[:3]
+        raise ValueError(
+            f"verify: `only` is {unknown[0]!r}; expected a part of the name of a check, such as {', '.join(close)}; all of "
+            "them are the keys of shippo_lab.theory.CHECKS"
+        )
+    return [name for name in CHECKS if not parts or any(part in name for part in parts)]
+
+
+def verify(
+    *,
+    out: Path | None = None,
+    only: str | Sequence[str] | None = (),
+    every: bool = False,
+    console: Console | None = None,
+    wide: bool = True,
+) -> int:
+    """Run the checks and print a summary by section, or the rows themselves; 0 when every statement holds, 1 otherwise.
+
+    Args:
+        out: a JSON file to write, or an existing folder that gets `verify.json`.
+        only: names of checks (keys of `CHECKS`), or parts of names; all of them by default.
+        every: print every row; without it, and without `only`, a summary by section and the rows that do not hold.
+        wide: print what is measured as well; without, rows fit into 80 columns.
+    """
+    names = _select(only)
+    console = Console() if console is None else console
+    start = time.perf_counter()
+    rows = [run_check(name, CHECKS[name]) for name in names]
+    seconds = time.perf_counter() - start
+    failed = [row for row in rows if not row.holds]
+    summarise = not (every or only)
+    if summarise:
+        console.print(_by_section(rows))
+    if shown := failed if summarise else rows:
+        console.print(_all_rows(shown, wide), width=max(console.width, 100) if wide else None)
+    outcome = f"{len(failed)} do not hold" if failed else "all hold"
+    console.print(f"{len(rows)} statements in {seconds:.1f} s: {outcome}" + ("; --all prints every one" if summarise else ""))
+    if out is not None:
+        path = Path(out) / "verify.json" if Path(out).is_dir() else Path(out)
+        records = [row.record for row in rows]
+        write_json(path, {"version": __version__, "seconds": round(seconds, 2), "holds": not failed, "rows": records})
+        console.print(f"written: {path}", markup=False, soft_wrap=True)
+    return 1 if failed else 0

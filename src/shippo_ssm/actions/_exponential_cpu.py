@@ -1,0 +1,179 @@
+"""The exponential of families on a CPU: from LANES coordinates and steps to exp(step A), and the gradient back.
+
+The generator is made in the scratch array of `_expm_cpu.py`, where its gradient goes back to coordinates and step.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from shippo_ssm.actions._expm_cpu import LaneScheme, block_kernel, make_exponential
+from shippo_ssm.actions._trig import softplus
+from shippo_ssm.actions.base import Inline
+from shippo_ssm.actions.kernels import Scratch
+from shippo_ssm.engine import LANES, LaneMap, block_reader, block_writer, simd
+
+
+def coordinate_traces(
+    dtype: str, width: int, scheme: LaneScheme, inline: Inline, coords: int, turned: bool = False
+) -> tuple[int, int, int, Any, Any]:
+    """How a family makes its generator of coordinates that stand at `coords`; A^T in the place of A where it is `turned`.
+
+    Returns the number of coordinates; where the step stands; the size of the scratch; generate(w): step A to where the scratch
+    begins; and pull(w, gradient): the gradient by step A becomes that by coordinates and step, in their places.
+    """
+    arithmetic, lanes, size = scheme.arithmetic, LANES, width * width
+    num_diagonal, num_rotations, num_shears = inline.sizes
+    pairs = [(i, j) for i in range(width) for j in range(i + 1, width)]
+    count = sum(inline.sizes) or size
+    step_at = coords + count * lanes
+    limit, margin = 0.9 * math.log(float(np.finfo(dtype).max)), 1.0 + 4.0 * width * float(np.finfo(dtype).eps)
+    # Entry of A and its sign for every coordinate; a rotation stands in two.
+    places = [[(k, 1.0)] for k in range(size)]
+    if any(inline.sizes):
+        places = [[(i * width + i, -1.0)] for i in range(num_diagonal)]
+        places += [[(j * width + i, 1.0), (i * width + j, -1.0)] for i, j in pairs[:num_rotations]]
+        places += [[(i * width + j, 1.0)] for i, j in pairs[:num_shears]]
+
+    def larger(emit: Any, a: Any, b: Any) -> Any:
+        return emit.builder.select(emit.builder.fcmp_unordered(">", a, b), a, b)
+
+    def signed(emit: Any, x: Any, sign: float) -> Any:
+        return x if sign > 0 else emit.builder.fneg(x)
+
+    def coefficient(emit: Any, k: int, x: Any) -> tuple[Any, Any]:
+        """What coordinate k stands for, and the derivative of that, `None` for one."""
+        build, zero, one = emit.builder, emit.constant(0.0), emit.constant(1.0)
+        if k >= num_diagonal:
+            return x, None
+        if inline.diagonal == "clamp":
+            return larger(emit, x, zero), build.select(build.fcmp_ordered(">=", x, zero), one, zero)
+        decay, slope = softplus(emit, x)
+        cut = build.fcmp_ordered(">", decay, emit.constant(limit))
+        return build.select(cut, emit.constant(limit), decay), build.select(cut, zero, slope)
+
+    def load(emit: Any, w: Any) -> tuple[list[Any], Any]:
+        s = Scratch(emit, w)
+        return [s[coords + k * lanes] for k in range(count)], s[step_at]
+
+    def make_entries(emit: Any, parts: Sequence[Any]) -> list[Any]:
+        """A before it is bounded."""
+        entries: list[Any] = [None] * size
+        for part, taken in zip(parts, places):
+            for place, sign in taken:
+                term = signed(emit, part, sign)
+                entries[place] = term if entries[place] is None else emit.add(entries[place], term)
+        return [emit.constant(0.0) if entry is None else entry for entry in entries]
+
+    def rows_of(emit: Any, entries: list[Any]) -> tuple[list[Any], Any, dict[tuple[int, int], Any]]:
+        """Gershgorin's sums of the symmetric part (see `exponential.contracted`), the largest, and what is off the diagonal."""
+        beside = {
+            (i, j): emit.mul(emit.add(entries[i * width + j], entries[j * width + i]), emit.constant(0.5)) for i, j in pairs
+        }
+        sums = [entries[i * width + i] for i in range(width)]
+        for (i, j), off in beside.items():
+            size_of = larger(emit, off, emit.builder.fneg(off))
+            sums[i], sums[j] = emit.add(sums[i], size_of), emit.add(sums[j], size_of)
+        return sums, functools.reduce(lambda a, b: larger(emit, b, a), sums), beside
+
+    @simd(arithmetic, lanes)
+    def generate(emit: Any, w: Any) -> None:
+        values, step = load(emit, w)
+        entries = make_entries(emit, [coefficient(emit, k, x)[0] for k, x in enumerate(values)])
+        if inline.bounded:
+            excess = emit.mul(larger(emit, rows_of(emit, entries)[1], emit.constant(0.0)), emit.constant(margin))
+            for i in range(width):
+                entries[i * width + i] = emit.sub(entries[i * width + i], excess)
+        for k, entry in enumerate(entries):
+            place = k % width * width + k // width if turned else k
+            Scratch(emit, w)[place * lanes] = emit.mul(entry, step)
+
+    def pull_bound(emit: Any, gradient: list[Any], entries: list[Any]) -> list[Any]:
+        """The gradient by A before it was bounded: the diagonal lost the largest sum, or several equal ones in equal parts."""
+        build, zero, one = emit.builder, emit.constant(0.0), emit.constant(1.0)
+        sums, top, beside = rows_of(emit, entries)
+        lost = functools.reduce(emit.add, [gradient[i * width + i] for i in range(width)])
+        lost = build.select(build.fcmp_ordered(">=", top, zero), emit.mul(lost, emit.constant(-margin)), zero)
+        chosen = [build.select(build.fcmp_ordered("==", total, top), one, zero) for total in sums]
+        share = build.fdiv(lost, larger(emit, functools.reduce(emit.add, chosen), one))
+        shares = [emit.mul(share, one_of) for one_of in chosen]
+        gradient = list(gradient)
+        for i in range(width):
+            gradient[i * width + i] = emit.add(gradient[i * width + i], shares[i])
+        for (i, j), off in beside.items():
+            both = emit.mul(emit.add(shares[i], shares[j]), emit.constant(0.5))
+            both = build.select(build.fcmp_ordered("<", off, zero), build.fneg(both), both)
+            both = build.select(build.fcmp_ordered("==", off, zero), zero, both)
+            for place in (i * width + j, j * width + i):
+                gradient[place] = emit.add(gradient[place], both)
+        return gradient
+
+    @simd(arithmetic, lanes)
+    def pull(emit: Any, w: Any, gradient: Any) -> None:
+        s, (values, step) = Scratch(emit, w), load(emit, w)
+        parts, slopes = zip(*(coefficient(emit, k, x) for k, x in enumerate(values)))
+        by_entry = [s[gradient, place * lanes] for place in range(size)]
+        if inline.bounded:
+            by_entry = pull_bound(emit, by_entry, make_entries(emit, parts))
+        # By Euler's rule also where A is bounded: that is homogeneous in A.
+        d_step = emit.constant(0.0)
+        for k, (part, slope, taken) in enumerate(zip(parts, slopes, places)):
+            by_part = functools.reduce(emit.add, [signed(emit, by_entry[place], sign) for place, sign in taken])
+            d_step = emit.fma(by_part, part, d_step)
+            by_part = by_part if slope is None else emit.mul(by_part, slope)
+            s[coords + k * lanes] = emit.mul(by_part, step)
+        s[step_at] = d_step
+
+    return count, step_at, step_at + lanes, generate, pull
+
+
+def build_family(dtype: str, width: int, scheme: LaneScheme, inline: Inline, backward: bool) -> Callable[..., None]:
+    """kernel(operands, start, stop): exp(step A) of `kernels.Operands`, or the gradient by both; see `block_kernel`."""
+    from numba import njit
+
+    arithmetic, size, lanes = scheme.arithmetic, width * width, LANES
+    coords_at, measure, run = make_exponential(dtype, width, scheme, backward)
+    traces = coordinate_traces(dtype, width, scheme, inline, coords_at, turned=backward)
+    count_coords, step_at, scratch, generate, pull = traces
+    read_coords, write_coords = (block(dtype, arithmetic, count_coords) for block in (block_reader, block_writer))
+    read_step, write_step = (block(dtype, arithmetic, 1) for block in (block_reader, block_writer))
+    read_matrix, write_matrix = (block(dtype, arithmetic, size) for block in (block_reader, block_writer))
+
+    @njit(inline="always")
+    def load(given, first, here, w):
+        read_coords(given.coords, first, here, w, coords_at)
+        read_step(given.step, first, here, w, step_at)
+        generate(w)
+
+    @njit(inline="always")
+    def finish(given, first, here, w, fewest, most, top):
+        if backward:
+            read_matrix(given.cotangent, first, here, w, size * lanes)
+            pull(w, run(w, fewest, most, top))
+            write_coords(w, coords_at, given.d_coords, first, here)
+            write_step(w, step_at, given.d_step, first, here)
+        else:
+            write_matrix(w, run(w, fewest, most, top), given.right, first, here)
+
+    return block_kernel(scheme, scratch, measure, load, finish)
+
+
+def expm_lanes(dtype: str, width: int, scheme: LaneScheme, inline: Inline) -> LaneMap:
+    """exp(step A) of LANES tokens inside another kernel."""
+    from numba import njit
+
+    coords_at, measure, run = make_exponential(dtype, width, scheme, False)
+    _, step_at, scratch, generate, _ = coordinate_traces(dtype, width, scheme, inline, coords_at)
+
+    @njit(inline="always")
+    def fill(w):
+        generate(w)
+        fewest, most, top = measure(w)
+        return run(w, fewest, most, top)
+
+    return LaneMap(scheme.arithmetic, scratch, coords_at, step_at, fill)

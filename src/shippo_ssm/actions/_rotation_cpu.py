@@ -1,0 +1,175 @@
+"""CPU kernel of closed-form rotations and of their gradient: LANES tokens at a time, one per SIMD lane.
+
+The formulas of `rotation.py` run once on `Lane`s while compiling: vectors that record how they were made, for the chain rule.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+from shippo_ssm.actions._trig import cosine_series, largest_angle, polynomial, sine_and_cosine, sine_series, square_root
+from shippo_ssm.actions.kernels import CoordinateMap, Scratch, coordinate_kernel
+from shippo_ssm.actions.rotation import rotation_matrix, squared_angles
+from shippo_ssm.engine import LANES, LaneMap, simd
+
+# sqrt of this is below pi / 4, where the series of sine and cosine hold.
+SMALL = 0.6
+
+
+class Lane:
+    """A vector with its derivatives by the lanes it was made from; `adjoint` is the derivative of the result by it."""
+
+    def __init__(self, tape: Tape, vector: Any, parents: list[tuple[Lane, Any]]) -> None:
+        self.tape, self.vector, self.parents, self.adjoint = tape, vector, parents, None
+        tape.lanes.append(self)
+
+    def __add__(self, other: Lane) -> Lane:
+        one = self.tape.emit.constant(1.0)
+        return Lane(self.tape, self.tape.emit.add(self.vector, other.vector), [(self, one), (other, one)])
+
+    def __neg__(self) -> Lane:
+        return self * -1.0
+
+    def __sub__(self, other: Lane) -> Lane:
+        return self + -other
+
+    def __rsub__(self, other: float) -> Lane:
+        emit = self.tape.emit
+        return Lane(self.tape, emit.sub(emit.constant(other), self.vector), [(self, emit.constant(-1.0))])
+
+    def __mul__(self, other: Lane | float) -> Lane:
+        emit = self.tape.emit
+        if not isinstance(other, Lane):
+            factor = emit.constant(other)
+            return Lane(self.tape, emit.mul(self.vector, factor), [(self, factor)])
+        return Lane(self.tape, emit.mul(self.vector, other.vector), [(self, other.vector), (other, self.vector)])
+
+
+class Tape:
+    """The lanes of one formula in the order in which they were made."""
+
+    def __init__(self, emit: Any) -> None:
+        self.emit, self.lanes = emit, []
+
+    def leaf(self, vector: Any) -> Lane:
+        return Lane(self, vector, [])
+
+    def run_back(self) -> None:
+        """From the adjoints of the results to those of everything else."""
+        for lane in reversed(self.lanes):
+            if lane.adjoint is None:
+                continue
+            for parent, slope in lane.parents:
+                if parent.adjoint is None:
+                    parent.adjoint = self.emit.mul(lane.adjoint, slope)
+                else:
+                    parent.adjoint = self.emit.fma(lane.adjoint, slope, parent.adjoint)
+
+
+def make_rotation(dtype: str, width: int) -> CoordinateMap:
+    """Rotations of LANES tokens, and their gradient."""
+    from numba import njit
+
+    lanes, size, count_coords, limit = LANES, width * width, width * (width - 1) // 2, largest_angle(dtype)
+    slopes = [k * weight for k, weight in enumerate(sine_series(dtype))][1:]
+    num_angles = 2 if width == 4 else 1
+    # Vectors of the scratch: coordinates, the step, the matrix or its cotangent, the gradients, and per angle x its cosine,
+    # sin(x) / x and the derivative of that by x^2.
+    step_at = count_coords * lanes
+    matrix = step_at + lanes
+    gradient = matrix + size * lanes
+    step_gradient = gradient + count_coords * lanes
+    angle, cosine, ratio, slope, scratch = (step_gradient + lanes + k * num_angles * lanes for k in range(5))
+
+    def load(emit: Any, w: Any, base: int, number: int) -> list[Any]:
+        s = Scratch(emit, w)
+        return [s[base + k * lanes] for k in range(number)]
+
+    def store(emit: Any, w: Any, base: int, vectors: list[Any]) -> None:
+        s = Scratch(emit, w)
+        for k, vector in enumerate(vectors):
+            s[base + k * lanes] = vector
+
+    def turns(emit: Any, w: Any) -> tuple[Tape, list[Lane]]:
+        tape, (step,) = Tape(emit), load(emit, w, step_at, 1)
+        return tape, [tape.leaf(emit.mul(x, step)) for x in load(emit, w, 0, count_coords)]
+
+    @simd(dtype, lanes)
+    def prepare(emit: Any, w: Any) -> None:
+        build, scratch = emit.builder, Scratch(emit, w)
+        for k, square in enumerate(squared_angles(turns(emit, w)[1])):
+            s = square.vector
+            near = build.fcmp_ordered("<", s, emit.constant(SMALL))
+            safe = build.select(near, emit.constant(1.0), s)
+            x = square_root(emit, safe)
+            sin, cos = sine_and_cosine(emit, x)
+            cos = build.select(near, polynomial(emit, cosine_series(dtype), s), cos)
+            sinc = build.select(near, polynomial(emit, sine_series(dtype), s), build.fdiv(sin, x))
+            # One step of Newton's iteration to cos^2 + sin^2 = 1: what is left is rounding without a preferred sign.
+            off = emit.fma(emit.mul(sinc, sinc), s, emit.fma(cos, cos, emit.constant(-1.0)))
+            half = emit.mul(off, emit.constant(-0.5))
+            cos, sinc = emit.fma(cos, half, cos), emit.fma(sinc, half, sinc)
+            far = build.fdiv(emit.sub(cos, sinc), emit.add(safe, safe))
+            moved = build.select(near, polynomial(emit, slopes, s), far)
+            for place, vector in zip((angle, cosine, ratio, slope), (x, cos, sinc, moved)):
+                scratch[place + k * lanes] = vector
+
+    def formula(emit: Any, w: Any) -> tuple[Tape, list[Lane], list[Lane]]:
+        (tape, leaves), s, trig = turns(emit, w), Scratch(emit, w), []
+        for k, square in enumerate(squared_angles(leaves)):
+            cos, sinc, moved = (s[place + k * lanes] for place in (cosine, ratio, slope))
+            # d cos(x) / d(x^2) = -sin(x) / (2 x).
+            down = emit.mul(sinc, emit.constant(-0.5))
+            trig.append((Lane(tape, cos, [(square, down)]), Lane(tape, sinc, [(square, moved)])))
+        return tape, leaves, rotation_matrix(leaves, trig)
+
+    @simd(dtype, lanes)
+    def multiply_out(emit: Any, w: Any) -> None:
+        store(emit, w, matrix, [entry.vector for entry in formula(emit, w)[2]])
+
+    @simd(dtype, lanes)
+    def pull_matrix(emit: Any, w: Any) -> None:
+        tape, leaves, entries = formula(emit, w)
+        for entry, adjoint in zip(entries, load(emit, w, matrix, size)):
+            # One lane may stand in two places of the matrix.
+            entry.adjoint = adjoint if entry.adjoint is None else emit.add(entry.adjoint, adjoint)
+        tape.run_back()
+        pulled = [leaf.adjoint for leaf in leaves]
+        (step,) = load(emit, w, step_at, 1)
+        store(emit, w, gradient, [emit.mul(adjoint, step) for adjoint in pulled])
+        store(emit, w, step_gradient, [emit.dot(pulled, load(emit, w, 0, count_coords))])
+
+    @njit(inline="always")
+    def measure(w):
+        prepare(w)
+        for place in range(num_angles * lanes):
+            x = w[angle + place]
+            if x > limit:
+                w[cosine + place], w[ratio + place] = math.cos(x), math.sin(x) / x
+                w[slope + place] = (w[cosine + place] - w[ratio + place]) / (2.0 * x * x)
+
+    @njit(inline="always")
+    def fill(w):
+        measure(w)
+        multiply_out(w)
+        return matrix
+
+    @njit(inline="always")
+    def pull_back(w):
+        measure(w)
+        pull_matrix(w)
+
+    lane_map = LaneMap(dtype, scratch, 0, step_at, fill)
+    return CoordinateMap(lane_map, None, matrix, gradient, step_gradient, pull_back)
+
+
+def build_rotation(dtype: str, width: int, sizes: tuple[int, ...], backward: bool) -> Callable[..., None]:
+    """kernel(operands, start, stop) of a `coordinate_op`."""
+    return coordinate_kernel(width, width * (width - 1) // 2, make_rotation(dtype, width), backward)
+
+
+def rotation_lanes(dtype: str, width: int) -> LaneMap:
+    """The rotations of LANES tokens inside another kernel."""
+    return make_rotation(dtype, width).lanes

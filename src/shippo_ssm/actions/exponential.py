@@ -1,0 +1,171 @@
+"""R = exp(step A): what families of exponentials share, the CPU op from coordinates to R, and the three plain families."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Sequence
+from typing import Any, final
+
+import torch
+from torch import Tensor, nn
+
+from shippo_ssm._dtypes import compute_dtype
+from shippo_ssm.actions._exponential_cpu import build_family
+from shippo_ssm.actions.base import Inline, RightAction, broadcast, entry_names, not_finite
+from shippo_ssm.actions.expm import check_square, expm, launch_schemes
+from shippo_ssm.actions.factored import Factored, coefficients, make_factors, positive_part
+from shippo_ssm.actions.kernels import Operands, coordinate_op
+from shippo_ssm.dispatch import MAX_ACTION_WIDTH, choose_action, is_readable
+
+# The kinds of diagonal, by their number among the sizes of the op.
+DIAGONALS = ("softplus", "clamp")
+
+
+def contracted(generator: Tensor) -> Tensor:
+    """A - mu I with mu >= 0 such that the symmetric part of the result has no positive eigenvalue, [.., P, P].
+
+    mu is Gershgorin's bound max_i (s_ii + sum_{j != i} |s_ij|) of the largest eigenvalue of S = (A + A^T) / 2 where that is
+    positive: it has a gradient everywhere, and leaves skew generators unchanged.
+    """
+    symmetric = 0.5 * (generator + generator.mT)
+    diagonal = symmetric.diagonal(dim1=-2, dim2=-1)
+    sums = diagonal + symmetric.abs().sum(-1) - diagonal.abs()
+    # A little more than needed, so that rounding cannot leave a positive eigenvalue.
+    width = generator.shape[-1]
+    excess = positive_part(sums.amax(-1)) * (1.0 + 4.0 * width * torch.finfo(generator.dtype).eps)
+    return generator - excess[..., None, None] * torch.eye(width, dtype=generator.dtype, device=generator.device)
+
+
+def run_family(blocks: int, operands: Operands, *, sizes: tuple[int, ...], **constants: Any) -> None:
+    """exp(step A) or its gradient by the CPU kernel; `sizes` are those of the `Inline`, its kind of diagonal, and bounded."""
+    *counts, diagonal, bounded = sizes
+    inline = Inline("exponential", (counts[0], counts[1], counts[2]), DIAGONALS[diagonal], bool(bounded))
+    launch_schemes(build_family, operands, blocks, inline=inline, **constants)
+
+
+def family_formula(coords: Tensor, step: Tensor, width: int, sizes: Sequence[int]) -> Tensor:
+    """exp(step A) in torch, differentiable to any order; see `run_family`."""
+    *counts, diagonal, bounded = sizes
+    if any(counts):
+        weights = coefficients(coords, torch.ones_like(step), counts[0], DIAGONALS[diagonal])
+        basis = torch.stack([factor.generator.flatten() for factor in make_factors(width, counts)])
+        coords = weights @ basis.to(weights)
+    matrix = coords.unflatten(-1, (width, width))
+    return expm((contracted(matrix) if bounded else matrix) * step[..., None, None], backend="torch")
+
+
+exponential_op = coordinate_op("exponential", run_family, family_formula)
+
+
+class Exponential(RightAction):
+    """R = exp(step A) for families that differ only in how coordinates make A; bounded, A is `contracted`.
+
+    `growth_bound` is exp(step mu) with mu the largest eigenvalue of (A + A^T) / 2.
+    """
+
+    @abstractmethod
+    def matrix(self, coords: Tensor) -> Tensor:
+        """A [.., P, P] as the coordinates give it, before it is bounded."""
+
+    def generator(self, coords: Tensor) -> Tensor:
+        """A [.., P, P] of R = exp(step A)."""
+        matrix = self.matrix(coords)
+        return contracted(matrix) if self.bounded else matrix
+
+    def dense(self, coords: Tensor, step: Tensor | float, *, backend: str = "auto") -> Tensor:
+        """R [.., P, P]; the arguments are those of `SplitFlow.dense`."""
+        step, inline, dtype = self.check(coords, step), self.inline, coords.dtype
+        coords = coords.to(compute_dtype(dtype))
+        if inline is None or choose_action(type(self).__name__, (coords, step), self.width, 1, backend) != "fused":
+            return expm(self._logarithm(coords, step), backend=backend).to(dtype)
+        sizes = (*inline.sizes, DIAGONALS.index(inline.diagonal), inline.bounded)
+        return exponential_op(*broadcast(coords, step), self.width, sizes).to(dtype)
+
+    def inverse(self, coords: Tensor, step: Tensor | float) -> Tensor:
+        return expm(-self._logarithm(coords, step)).to(coords.dtype)
+
+    def _logarithm(self, coords: Tensor, step: Tensor | float) -> Tensor:
+        """step A, in float32 at least: rounded to a half type, a bounded A would no longer be."""
+        step = self.check(coords, step)
+        return self.generator(coords.to(compute_dtype(coords.dtype))) * step[..., None, None]
+
+    @property
+    def stable(self) -> bool:
+        return self.bounded
+
+    def growth_bound(self, coords: Tensor, step: Tensor | float) -> Tensor:
+        step = self.check(coords, step)
+        matrix = self.generator(coords)
+        symmetric = 0.5 * (matrix + matrix.mT).to(compute_dtype(matrix.dtype))
+        return torch.exp(step * torch.linalg.eigvalsh(symmetric)[..., -1])
+
+
+class FactoredExponential(Factored, Exponential):
+    """R = exp(step A) with A the sum of the generators of factors."""
+
+    @property
+    def inline(self) -> Inline | None:
+        if self.p is not None or self.width > MAX_ACTION_WIDTH:
+            return None
+        return Inline("exponential", self.sizes, self.diagonal_kind, self.bounded)
+
+
+@final
+class DenseExp(Exponential):
+    """R = exp(step A); the coordinates are the entries of A, row by row; `bounded`, A is `contracted`: ||R||_2 <= 1.
+
+    Example:
+        >>> DenseExp(3).dense(torch.zeros(9), 0.1).equal(torch.eye(3))
+        True
+    """
+
+    def __init__(self, width: int, bounded: bool = False) -> None:
+        super().__init__(width, entry_names("A", width), bounded)
+
+    def matrix(self, coords: Tensor) -> Tensor:
+        self.check(coords)
+        return coords.unflatten(-1, (self.width, self.width))
+
+    @property
+    def inline(self) -> Inline | None:
+        return None if self.width > MAX_ACTION_WIDTH else Inline("exponential", bounded=self.bounded)
+
+
+@final
+class Structured(FactoredExponential):
+    """R = exp(step (-Diag(softplus(d)) + sum theta Omega + sum eta N + sum zeta p q^T)).
+
+    Coordinates and arguments are those of `SplitFlow`; `bounded`, the sum is `contracted`: ||R||_2 <= 1.
+
+    Example:
+        >>> Structured(4).num_coordinates
+        16
+    """
+
+
+@final
+class Lie(Exponential):
+    """R = exp(step sum_k coords_k G_k): generators G [K, P, P] shared by all tokens, trained if `learnable`.
+
+    Example:
+        >>> shears = torch.tensor([[[0.0, 1.0], [0.0, 0.0]], [[0.0, 0.0], [1.0, 0.0]]])
+        >>> Lie(shears).dense(torch.tensor([2.0, 0.0]), 1.0).tolist()
+        [[1.0, 2.0], [0.0, 1.0]]
+    """
+
+    def __init__(self, generators: Tensor, learnable: bool = True) -> None:
+        check_square("Lie", "generators", generators)
+        if generators.ndim != 3:
+            raise ValueError(f"Lie: `generators` has shape {tuple(generators.shape)}; expected [K, P, P]; stack them")
+        super().__init__(generators.shape[-1], [f"rho[{k}]" for k in range(len(generators))])
+        generators = generators.detach().clone()
+        if is_readable(generators) and not bool(torch.isfinite(generators).all()):
+            raise not_finite("Lie", "generators")
+        if learnable:
+            self.generators = nn.Parameter(generators)
+        else:
+            self.register_buffer("generators", generators)
+
+    def matrix(self, coords: Tensor) -> Tensor:
+        self.check(coords)
+        return torch.einsum("...k,kij->...ij", coords, self.generators.to(coords.dtype))

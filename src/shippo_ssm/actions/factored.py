@@ -1,0 +1,133 @@
+"""Families whose coordinates are those of factors: diagonals, rotations, shears and rank-one maps, in this order."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterable, Sequence
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from shippo_ssm._dtypes import compute_dtype
+from shippo_ssm._expect import expect_size
+from shippo_ssm._private import real_numbers
+from shippo_ssm.actions.base import Factor, RightAction
+from shippo_ssm.actions.factors import Diagonal, RankOne, Rotation, Shear
+
+# Raw diagonal coordinate at which a softplus diagonal starts: softplus(-6) = 0.0025, so a unit step keeps 99.75 % of a column.
+START = -6.0
+
+
+def make_factors(width: int, sizes: Sequence[int]) -> list[Factor]:
+    """The factors without parameters, in order; `sizes` counts diagonals, rotations and shears."""
+    pairs = list(itertools.combinations(range(width), 2))
+    out: list[Factor] = [Diagonal(width, i) for i in range(sizes[0])]
+    return out + [kind(width, i, j) for kind, size in ((Rotation, sizes[1]), (Shear, sizes[2])) for i, j in pairs[:size]]
+
+
+def largest_decay(dtype: torch.dtype) -> float:
+    """The limit of step softplus(d) that keeps R invertible in floating point."""
+    return 0.9 * math.log(torch.finfo(dtype).max)
+
+
+def positive_part(x: Tensor) -> Tensor:
+    """max(x, 0) with slope one at zero: `clamp_min` has slope zero there since torch 2.14, as `relu` always had."""
+    return torch.where(x < 0, 0.0, x)
+
+
+def coefficients(coords: Tensor, step: Tensor, num_diagonal: int, diagonal: str = "softplus") -> Tensor:
+    """The coefficient of every factor [.., K]: step coords, and -step softplus(d) or -step max(d, 0) on the diagonal."""
+    dtype = compute_dtype(coords.dtype)
+    coords, step = coords.to(dtype), step.to(dtype).unsqueeze(-1)
+    decay, rest = coords[..., :num_diagonal], coords[..., num_diagonal:]
+    if diagonal == "clamp":
+        return step * torch.cat([-positive_part(decay), rest], -1)
+    return torch.cat([-(step * F.softplus(decay)).clamp_max(largest_decay(dtype)), step * rest], -1)
+
+
+def apply_factors(columns: Sequence[Tensor], factors: Iterable[Factor], coef: Tensor) -> Tensor:
+    """state exp(c_0 G_0) exp(c_1 G_1) .. for the columns [.., N] of a state and coefficients [.., K]."""
+    columns = list(columns)
+    for factor, weight in zip(factors, coef.unsqueeze(-2).unbind(-1)):
+        columns = factor.act_columns(columns, weight)
+    return torch.stack(torch.broadcast_tensors(*columns), -1)
+
+
+def identity_columns(width: int, coef: Tensor) -> Sequence[Tensor]:
+    """The columns of the identity, one matrix per leading index of the coefficients."""
+    eye = torch.eye(width, dtype=coef.dtype, device=coef.device)
+    return eye.expand(*coef.shape[:-1], width, width).unbind(-1)
+
+
+class Factored(RightAction):
+    """Coordinates of factors: d[i], theta[i,j], eta[i,j] and zeta[l].
+
+    Args:
+        width: P.
+        diagonal, rotations, shears: which kinds of factors take part.
+        rank: number of rank-one factors, with learnable p, q [rank, P].
+        bounded: hold ||R||_2 <= 1, by the family's own means.
+    """
+
+    # What a diagonal coordinate stands for (`Inline.diagonal`), and whether `bounded` works with rank-one factors.
+    diagonal_kind = "softplus"
+    bounds_rank_one = True
+
+    def __init__(
+        self,
+        width: int,
+        diagonal: bool = True,
+        rotations: bool = True,
+        shears: bool = True,
+        rank: int = 0,
+        bounded: bool = False,
+    ) -> None:
+        # Names need the width before `super().__init__` can refuse it.
+        expect_size(type(self).__name__, "width", width)
+        pairs = list(itertools.combinations(range(width), 2))
+        names = [f"d[{i}]" for i in range(width)] if diagonal else []
+        names += [f"theta[{i},{j}]" for i, j in pairs] if rotations else []
+        names += [f"eta[{i},{j}]" for i, j in pairs] if shears else []
+        super().__init__(width, names + [f"zeta[{index}]" for index in range(rank)], bounded)
+        if rank < 0:
+            raise ValueError(f"{type(self).__name__}: `rank` is {rank}; expected a number of factors >= 0")
+        if bounded and rank and not self.bounds_rank_one:
+            raise ValueError(
+                f"{type(self).__name__}: `bounded` came with rank-one factors; expected rank 0; use a bounded Structured"
+            )
+        self.sizes = (width if diagonal else 0, len(pairs) if rotations else 0, len(pairs) if shears else 0)
+        # Plain numbers: a module built on the meta device needs nothing restored.
+        with real_numbers():
+            self._basis = [factor.generator.flatten().tolist() for factor in make_factors(width, self.sizes)]
+        # p q^T has unit scale at any width.
+        self.p = nn.Parameter(torch.randn(rank, width) / math.sqrt(width)) if rank else None
+        self.q = nn.Parameter(torch.randn(rank, width) / math.sqrt(width)) if rank else None
+
+    @property
+    def factors(self) -> list[Factor]:
+        """The factors in the order of the product, one per coordinate."""
+        return make_factors(self.width, self.sizes) + self.rank_one_factors()
+
+    def rank_one_factors(self) -> list[Factor]:
+        return [] if self.p is None or self.q is None else [RankOne(u, v) for u, v in zip(self.p, self.q)]
+
+    def coefficients(self, coords: Tensor, step: Tensor) -> Tensor:
+        """The coefficient of every factor [.., K]."""
+        return coefficients(coords, step, self.sizes[0], self.diagonal_kind)
+
+    def matrix(self, coords: Tensor) -> Tensor:
+        """The sum of all generators times their coefficients at a unit step, [.., P, P]."""
+        coef = self.coefficients(coords, self.check(coords))
+        basis = torch.tensor(self._basis, dtype=coef.dtype, device=coef.device).view(-1, self.width**2)
+        if self.p is not None and self.q is not None:
+            basis = torch.cat([basis, (self.p[:, :, None] * self.q[:, None, :]).flatten(1).to(basis)])
+        return (coef @ basis).unflatten(-1, (self.width, self.width)).to(coords.dtype)
+
+    def init_coordinates(self, memory_length: float | None = None) -> Tensor:
+        start = torch.zeros(self.num_coordinates)
+        if self.diagonal_kind == "softplus":
+            # The inverse of the softplus: the diagonal fades over `memory_length` unit steps.
+            start[: self.sizes[0]] = START if memory_length is None else math.log(math.expm1(1 / memory_length))
+        return start

@@ -1,1 +1,0 @@
-"""Transport-MQAR: the claim, its models, the training and scoring of recall models, and their figures."""

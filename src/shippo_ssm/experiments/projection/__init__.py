@@ -1,1 +1,0 @@
-"""Transported projection: the claim, its models, and the kernels that carry values to the end of a sequence."""

@@ -1,1 +1,0 @@
-"""Transported recall on quarter turns: the claim and its memory."""

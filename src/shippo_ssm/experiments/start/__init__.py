@@ -1,1 +1,0 @@
-"""How the layer starts: which parts of its start help it learn, on four small probes."""

@@ -1,0 +1,157 @@
+"""Causal attention with rotary positions: the layer that hybrids mix in, and the Transformer of the baselines.
+
+Data path: u [B, T, d_model] is projected to queries, keys and values [B, heads, T, d_head]; queries and keys are rotated by
+their positions; keys and values of earlier segments come first. A position counts the real tokens of its row before it, so
+padding changes nothing. Packed sequences run as a padded batch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from shippo_ssm._expect import expect_size
+from shippo_ssm.layers.mixer import Mixer, Segment
+from shippo_ssm.scan.packing import packing_of
+
+# The kinds of layers in a hybrid, by transformers' names.
+LAYER_TYPES = ("shippo", "full_attention", "sliding_attention")
+
+
+def check_layer_types(op: str, num_layers: int, layer_types: Sequence[str] | None, attention_every: int | None) -> None:
+    """Check the kinds of the layers of a hybrid, which one of the last two arguments may give."""
+    if attention_every is not None:
+        expect_size(op, "attention_every", attention_every, "at least 2, or None", 2)
+    if layer_types is None:
+        return
+    if len(layer_types) != num_layers or set(layer_types) - set(LAYER_TYPES) or "shippo" not in layer_types:
+        raise ValueError(
+            f"{op}: `layer_types` is {list(layer_types)}; expected {num_layers} of {', '.join(map(repr, LAYER_TYPES))}, at "
+            "least one of them 'shippo'; give one per layer, or use attention_every=4"
+        )
+    if attention_every is not None and list(layer_types) != resolve_layer_types(num_layers, None, attention_every):
+        raise ValueError(f"{op}: `layer_types` and `attention_every` differ; expected one of them; leave the other out")
+
+
+def resolve_layer_types(num_layers: int, layer_types: Sequence[str] | None, attention_every: int | None) -> list[str]:
+    """The kind of every layer: as given, or "full_attention" for each `attention_every`-th layer and "shippo" for the rest."""
+    every = attention_every or num_layers + 1
+    return list(layer_types or ("shippo" if (index + 1) % every else "full_attention" for index in range(num_layers)))
+
+
+class AttentionCache(NamedTuple):
+    """Keys (with rotary positions) and values of the tokens so far."""
+
+    keys: Tensor
+    """[B, heads, K, d_head]."""
+    values: Tensor
+    """[B, heads, K, d_head]."""
+    positions: Tensor
+    """[B, K], -1 at padding."""
+
+
+def rotate(x: Tensor, positions: Tensor, base: float = 10000.0) -> Tensor:
+    """Rotary positions: rotate channel pairs (i, i + d/2) of x [B, heads, T, d] by t base^(-2i/d) at positions t [B, T]."""
+    half = x.shape[-1] // 2
+    dtype = torch.promote_types(x.dtype, torch.float32)
+    rates = base ** (-torch.arange(half, device=x.device, dtype=dtype) / half)
+    angles = positions[:, None, :, None].to(dtype) * rates
+    cos, sin = angles.cos().to(x.dtype), angles.sin().to(x.dtype)
+    first, second = x[..., :half], x[..., half:]
+    return torch.cat([first * cos - second * sin, first * sin + second * cos], dim=-1)
+
+
+class CausalAttention(Mixer[AttentionCache]):
+    """softmax(q k^T / sqrt(d_head)) v over the past, with rotary positions.
+
+    Keys and values are appended to the cache of earlier segments, which grows with every token up to `window` tokens.
+    Attention knows the order of tokens only: a `dt` of the segment is not used.
+
+    Args:
+        d_model: width, a multiple of 2 n_heads.
+        n_heads: number of heads.
+        window: tokens that a query sees, itself included; `None` for all.
+        bias: whether the projections have a bias.
+
+    Example:
+        >>> import torch
+        >>> from shippo_ssm.layers import CausalAttention
+        >>> layer, u = CausalAttention(16, 2), torch.randn(1, 5, 16)
+        >>> y, cache = layer(u[:, :4], output_state=True)
+        >>> torch.allclose(layer.step(u[:, 4], cache)[0], layer(u)[:, 4], atol=1e-5)
+        True
+    """
+
+    supports_all_states = True
+    supports_positions = True
+    supports_dt = True
+
+    def __init__(self, d_model: int, n_heads: int, window: int | None = None, bias: bool = False) -> None:
+        super().__init__(d_model)
+        for name, size in (("d_model", d_model), ("n_heads", n_heads)):
+            expect_size("CausalAttention", name, size)
+        if window is not None:
+            expect_size("CausalAttention", "window", window, "at least 2 tokens, or None", 2)
+        if d_model % (2 * n_heads):
+            raise ValueError(
+                f"CausalAttention: `d_model` is {d_model} with n_heads = {n_heads}; expected a multiple of {2 * n_heads}"
+            )
+        self.n_heads, self.d_head, self.window = n_heads, d_model // n_heads, window
+        self.qkv_proj = nn.Linear(d_model, 3 * d_model, bias=bias)
+        self.out_proj = nn.Linear(d_model, d_model, bias=bias)
+
+    def project(self, u: Tensor, positions: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Rotated queries and keys, and values, [B, heads, T, d_head] each."""
+        q, k, v = self.qkv_proj(u).unflatten(-1, (3, self.n_heads, self.d_head)).permute(2, 0, 3, 1, 4)
+        return rotate(q, positions), rotate(k, positions), v
+
+    def run(self, u: Tensor, state: AttentionCache | None, segment: Segment) -> tuple[Tensor, AttentionCache]:
+        if segment.cu_seqlens is not None:
+            packing = packing_of(segment.cu_seqlens)
+            mask = packing.pad(torch.ones_like(u[..., 0], dtype=torch.bool))
+            y, state = self.run(packing.pad(u), state, Segment(mask, return_all_states=segment.return_all_states))
+            return segment.at_positions(packing.unpad(y)), state
+        fresh = state is None
+        if state is None:
+            empty = u.new_zeros(len(u), self.n_heads, 0, self.d_head)
+            state = AttentionCache(empty, empty, u.new_zeros(len(u), 0, dtype=torch.int64))
+        past, length = state.positions.shape[1], u.shape[1]
+        real = segment.mask if segment.mask is not None else torch.ones_like(u[..., 0], dtype=torch.bool)
+        counted = real.cumsum(1) + F.pad(state.positions, (1, 0), value=-1).amax(1, keepdim=True)
+        q, k, v = self.project(u, counted)
+        keys, values = torch.cat([state.keys.to(k), k], dim=2), torch.cat([state.values.to(v), v], dim=2)
+        held = torch.cat([state.positions, torch.where(real, counted, -1)], dim=1)
+        if fresh and segment.mask is None and (self.window is None or length <= self.window):
+            y = F.scaled_dot_product_attention(q, k, v, is_causal=True)
+        else:
+            ages = counted.unsqueeze(-1) - held.unsqueeze(1)
+            visible = (held >= 0).unsqueeze(1) & (ages >= 0)
+            if self.window is not None:
+                visible &= ages < self.window
+            # A padded query sees its own key: a softmax over nothing is NaN.
+            visible |= (
+                torch.arange(past + length, device=u.device) == torch.arange(past, past + length, device=u.device)[:, None]
+            )
+            y = F.scaled_dot_product_attention(q, keys, values, attn_mask=visible.unsqueeze(1))
+        y = self.out_proj(segment.at_positions(y.transpose(1, 2).flatten(-2)))
+        if segment.mask is not None:
+            y = torch.where(segment.at_positions(segment.mask).unsqueeze(-1), y, 0)
+        if segment.return_all_states:
+            # After position t the later keys are padding.
+            later = torch.arange(past + length, device=u.device) > torch.arange(past, past + length, device=u.device)[:, None]
+            keys, values = (part.expand(length, *part.shape) for part in (keys, values))
+            held = torch.where(later.unsqueeze(1), -1, held)
+        elif self.window is not None and past + length >= self.window:
+            latest = held.topk(self.window - 1, dim=1).indices
+            keys, values = (part.take_along_dim(latest[:, None, :, None], 2) for part in (keys, values))
+            held = held.gather(1, latest)
+        return y, AttentionCache(keys, values, held)
+
+    def init_state(self, batch_size: int) -> AttentionCache:
+        weight = self.qkv_proj.weight
+        empty = weight.new_zeros(batch_size, self.n_heads, 0, self.d_head)
+        return AttentionCache(empty, empty, torch.zeros(batch_size, 0, dtype=torch.int64, device=weight.device))

@@ -1,0 +1,364 @@
+"""Streaming memories: C(t) [N, d] of samples with irregular times, in a channel frame that turns with the sensor.
+
+Between two samples the signal is the straight line through both and A_R is constant, so a step from t_0 to t_1 is
+
+    C(t_1) = E C(t_0) P(t_1, t_0) + sum_i g_i f(tau_i)^T P(t_1, tau_i),      g_i = w_i E(t_1, tau_i) B_L(tau_i),
+
+with Gauss nodes tau_i and weights w_i: the numbers of `ProjectionMemory.evolve`. E and g_i depend on the step alone. They are
+cached by the value of dt for a stationary measure, and computed for a block of steps at a time for LegS.
+"""
+
+from __future__ import annotations
+
+import math
+from functools import lru_cache
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+
+from shippo_ssm._expect import expect_real, expect_size
+from shippo_ssm.projection._numerics import Array, as_real, expm, gauss
+from shippo_ssm.projection._streaming_cpu import StreamOperands, streaming_update
+from shippo_ssm.projection.measures import Measure
+from shippo_ssm.projection.transport import Transport
+
+# Samples per call of the kernel, steps of LegS computed ahead, and operators kept: bounds on memory.
+_BLOCK, _AHEAD, _MAX_CACHED = 256, 64, 2048
+_ROUNDING = 1e-13
+
+
+@lru_cache(maxsize=64)
+def _nodes(order: int) -> Array:
+    """Gauss nodes on [0, 1], and 0, the start of the step: [order + 1]."""
+    return np.append(gauss(order)[0], 0.0)
+
+
+def num_nodes(measure: Measure, start: Array, stop: Array) -> int:
+    """Gauss nodes per step, as in `evolve` of samples: enough for rounding."""
+    moving = stop > start
+    return max(6, 4 + math.ceil(measure.resolution(start[moving], stop[moving]))) if moving.any() else 6
+
+
+def step_operators(measure: Measure, start: Array, stop: Array, order: int | None = None) -> Array:
+    """[E g]^T [K, N + q, N] of steps from `start` [K] to `stop` [K], q = `order` nodes; a step of no time is the identity."""
+    nodes, weights = gauss(order or num_nodes(measure, start, stop))
+    still = stop <= start
+    start, stop = np.where(still, 1.0, start), np.where(still, 2.0, stop)
+    span = (stop - start)[:, None]
+    operators = np.empty((len(start), measure.N + len(nodes), measure.N))
+    operators[:, : measure.N] = np.swapaxes(measure.flow(stop, start), 1, 2)
+    operators[:, measure.N :] = measure.impulse(stop[:, None], start[:, None] + span * nodes) * (span * weights)[..., None]
+    operators[still] = np.eye(*operators.shape[1:])
+    return operators
+
+
+def starts(measure: Measure, times: Array) -> bool:
+    """Whether times [B, T + 1] begin at 0 with a step inside the window of a measure that does not close."""
+    return not measure.closes and not times[:, 0].any() and 0 < times[:, 1].max() <= measure._memory()
+
+
+def block_operators(measure: Measure, times: Array, steps: Array) -> tuple[Array, Array]:
+    """The operators [K, N + q, N] of all distinct steps [B, T] of times [B, T + 1], and which is whose [B T].
+
+    A step from time 0 must be a block of its own: there `evolve` has the projection, and the window forgets nothing yet.
+    """
+    start, stop = times[:, :-1], times[:, 1:]
+    if starts(measure, times):
+        nodes, weights = gauss(num_nodes(measure, start, stop) + 4)
+        operators = step_operators(measure, start[:, 0], stop[:, 0], len(nodes))
+        operators[:, measure.N :] = measure._psi(stop, stop * nodes) * (stop * weights)[..., None]
+        return operators, np.arange(len(times))
+    if measure.stationary:
+        # Differences of time stamps vary by rounding: equal to thirteen digits is equal.
+        quantum = _ROUNDING * max(float(steps.max()), 1e-300)
+        _, where, index = np.unique(np.round(steps.ravel() / quantum), return_index=True, return_inverse=True)
+        return step_operators(measure, np.zeros(len(where)), steps.ravel()[where]), index
+    if (times == times[0]).all():
+        return step_operators(measure, start[0], stop[0]), np.tile(np.arange(len(start[0])), len(times))
+    return step_operators(measure, start.ravel(), stop.ravel()), np.arange(steps.size)
+
+
+def step_logarithm(turn: Array) -> Array:
+    """Logarithms of step matrices [.., w, w]: rotation vectors [.., 3] of rotations in space, [.., w, w] of others."""
+    # Loads on first use: most streams have rotation vectors.
+    from scipy.linalg import logm
+    from scipy.spatial.transform import Rotation
+
+    width = turn.shape[-1]
+    flat = turn.reshape(-1, width, width)
+    if width == 3 and np.abs(flat @ np.swapaxes(flat, 1, 2) - np.eye(3)).max() < 1e-6 and np.linalg.det(flat).min() > 0:
+        return Rotation.from_matrix(flat).as_rotvec().reshape(*turn.shape[:-2], 3)
+    found: Any = np.array([logm(matrix) for matrix in flat])
+    if not np.isfinite(found).all() or np.abs(found.imag).max() > 1e-9:
+        raise ValueError(
+            "StreamingMemory: `turn` has a step matrix without a real logarithm; expected a motion that starts at the "
+            'identity; pass generators with transport="generator"'
+        )
+    return found.real.reshape(turn.shape)
+
+
+def _numbers(name: str, value: Any, expected: str) -> Array:
+    """A NumPy array or a torch tensor as float64."""
+    if hasattr(value, "detach"):
+        if value.requires_grad:
+            raise ValueError(
+                f"StreamingMemory: `{name}` requires a gradient; expected plain numbers; "
+                "use shippo_ssm.layers.StreamingLayer to train, or detach()"
+            )
+        value = value.cpu().double().numpy()
+    return as_real("StreamingMemory", name, value, expected)
+
+
+class StreamingMemory:
+    """A memory C(t) [N, d] of fixed size that is updated sample by sample, in coordinates that move with the sensor.
+
+    A NaN marks a missing sample: the frame advances and nothing is written. Without a turn this holds for each channel, with
+    one for each sensor (the w channels that turn together). A sample after a missing one, and the first, is held over its step.
+
+    Args:
+        measure: what is remembered, and in which basis: LegS, LegT, LagT or Fourier.
+        channels: d; several sensors that share a frame stand side by side, w = 3 channels each.
+        rate: samples per unit of time; `None` if every update gives its dt.
+        transport: `None` if updates give rotations; "generator" if they give generators A_R; a `Transport` or one matrix A_R
+            [w, w] if the motion is known beforehand.
+        batch_size: B, for B streams side by side; samples then have a leading axis.
+
+    Example:
+        >>> from shippo_ssm.projection import LegT
+        >>> memory = StreamingMemory(LegT(8, 1.0), 3, rate=100.0)
+        >>> for _ in range(200):
+        ...     memory.update([1.0, 0.0, 0.0], turn=[0.0, 0.0, 0.0])
+        >>> bool(abs(memory.past(0.5)[0] - 1) < 1e-2)
+        True
+    """
+
+    def __init__(
+        self,
+        measure: Measure,
+        channels: int,
+        rate: float | None = None,
+        transport: Transport | Any = None,
+        *,
+        batch_size: int | None = None,
+    ) -> None:
+        op = "StreamingMemory"
+        if not isinstance(measure, Measure) or not measure.orthonormal:
+            raise ValueError(f"{op}: `measure` is {measure!r:.60}; expected LegS, LegT, LagT or Fourier, such as LegT(16, 2.0)")
+        expect_size(op, "channels", channels, "a positive number of channels")
+        if rate is not None:
+            expect_real(op, "rate", rate, "samples per unit of time, > 0", 0, open_end=True)
+        if batch_size is not None:
+            expect_size(op, "batch_size", batch_size, "a positive number of streams")
+        self.measure, self.channels, self.rate = measure, int(channels), rate
+        self._transport = None
+        self._turn_is_generator = isinstance(transport, str)
+        if isinstance(transport, str):
+            if transport != "generator":
+                raise ValueError(f'{op}: `transport` is {transport!r}; expected None, "generator", a Transport or a matrix A_R')
+        elif transport is not None:
+            known = transport if isinstance(transport, Transport) else Transport(transport, len(np.atleast_1d(transport)))
+            self._transport = known
+            self._check_width(known.width)
+        self._rows, self._batched = batch_size or 1, batch_size is not None
+        self._cache: dict[tuple[float, ...], Array] = {}
+        self._as_torch = False
+        self.reset()
+
+    def __repr__(self) -> str:
+        return f"StreamingMemory({self.measure!r}, {self.channels}, rate={self.rate})"
+
+    def _check_width(self, width: int) -> None:
+        if self.channels % width:
+            raise ValueError(
+                f"StreamingMemory: `channels` is {self.channels} in a frame of {width} axes; expected a multiple of {width}; "
+                "remember the channels that do not turn in a memory of their own"
+            )
+
+    def reset(self) -> None:
+        """Forget everything: time 0, no samples."""
+        self._time = np.zeros(self._rows)
+        self._last = np.full((self._rows, self.channels), np.nan)
+        # [B, d, N], as the kernel has it.
+        self._state = np.zeros((self._rows, self.channels, self.measure.N))
+
+    def _out(self, array: Array) -> Any:
+        array = array if self._batched else array[0]
+        if not self._as_torch:
+            return array
+        import torch
+
+        return torch.from_numpy(np.ascontiguousarray(array))
+
+    @property
+    def state(self) -> Any:
+        """C(t) [N, d], or [B, N, d]; a copy. A torch tensor if the last sample was one."""
+        return self._out(np.swapaxes(self._state, 1, 2).copy())
+
+    @property
+    def time(self) -> Any:
+        """Time since the start, a number, or [B]."""
+        return self._time.copy() if self._batched else float(self._time[0])
+
+    @property
+    def last(self) -> Any:
+        """The last sample [d], or [B, d]; NaN where it was missing. `load` takes it to go on exactly."""
+        return self._out(self._last.copy())
+
+    def load(self, state: Any, time: Any = 0.0, last: Any = None) -> None:
+        """Continue from coefficients `state` [N, d] (or [B, N, d]) at `time`, after the sample `last` [d] (or [B, d])."""
+        batch = (self._rows,) if self._batched else ()
+        last = np.full((*batch, self.channels), np.nan) if last is None else last
+        coefficients, times, sample = (
+            _numbers(*entry) for entry in (("state", state, "C"), ("time", time, "t"), ("last", last, "f"))
+        )
+        times = np.broadcast_to(times, batch) if times.ndim == 0 else times
+        shapes = (*batch, self.measure.N, self.channels), batch, (*batch, self.channels)
+        for name, array, shape in zip(("state", "time", "last"), (coefficients, times, sample), shapes):
+            if array.shape != shape:
+                raise ValueError(f"StreamingMemory: `{name}` has shape {array.shape}; expected {shape}, as {self!r} has it")
+        if not (np.isfinite(times).all() and (times >= 0).all()):
+            raise ValueError(f"StreamingMemory: `time` is {times}; expected finite times >= 0")
+        self._state = np.swapaxes(coefficients, -1, -2).reshape(self._rows, self.channels, -1).copy()
+        self._time, self._last = times.reshape(-1).copy(), sample.reshape(self._rows, -1).copy()
+
+    def past(self, ages: Any) -> Any:
+        """What was seen `ages` [..] ago, in present coordinates: [.., d], or [B, .., d]; 0 where nothing is remembered."""
+        back = _numbers("ages", ages, "ages >= 0")
+        if not (back >= 0).all():
+            raise ValueError(f"StreamingMemory: `ages` is {ages!r:.60}; expected ages >= 0; the future is not stored")
+        found = np.zeros((self._rows, *back.shape, self.channels))
+        for row in np.flatnonzero(self._time):
+            known = back <= self._time[row] * (1 + 1e-12)
+            tau = np.maximum(self._time[row] - back[known], 0.0)
+            found[row, known] = self.measure.basis(self._time[row], tau) @ self._state[row].T
+        return self._out(found)
+
+    def update(self, sample: Any, dt: Any = None, turn: Any = None, *, return_all_states: bool = False) -> Any:
+        """Take one sample [d] or a block [T, d] (in a batch [B, d] or [B, T, d]), as NumPy arrays or torch tensors.
+
+        Args:
+            sample: what the sensors said, in the coordinates of its own moment. `None` is one missing sample.
+            dt: time since the previous sample, a number or one per sample; default 1 / rate. 0 writes nothing.
+            turn: motion of the frame since the previous sample, one per sample: rotation vectors [.., 3] (gyroscope times
+                dt), step matrices P [.., w, w], or, with transport="generator", A_R [.., w, w], per unit of time.
+            return_all_states: return C after each sample.
+
+        Returns:
+            `None`, or the states [T, N, d] ([N, d] for one sample), with a leading [B] in a batch.
+        """
+        if sample is None:
+            sample = np.full((self._rows, self.channels)[not self._batched :], np.nan)
+        self._as_torch = hasattr(sample, "detach")
+        values = _numbers("sample", sample, "numbers, NaN where one is missing")
+        lead, batch = values.shape[:-1], (self._rows,) if self._batched else ()
+        if len(lead) - len(batch) not in (0, 1) or lead[: len(batch)] != batch or values.shape[-1] != self.channels:
+            one, block = (*batch, self.channels), (*batch, "T", self.channels)
+            raise ValueError(f"StreamingMemory: `sample` has shape {values.shape}; expected {one} or a block {block}")
+        if np.isinf(values).any():
+            raise ValueError("StreamingMemory: `sample` is infinite; expected finite numbers, NaN where a sample is missing")
+        self._uses_rate = dt is None
+        steps, (kind, turns) = self._steps(dt, lead), self._turns(turn, lead)
+        values = values.reshape(self._rows, -1, self.channels)
+        length = values.shape[1]
+        steps = steps.reshape(self._rows, length)
+        turns = None if turns is None else turns.reshape(self._rows, length, *turns.shape[len(lead) :])
+        states = np.empty((self._rows, length, self.channels, self.measure.N)) if return_all_states else None
+        # A step from time 0 is its own block: see `_operators`.
+        edges = [0, *range(0 if self._time.any() else 1, length, _BLOCK), length]
+        for part in (slice(begin, end) for begin, end in pairwise(edges) if begin < end):
+            block = None if states is None else np.empty_like(states[:, part])
+            self._advance(values[:, part], steps[:, part], kind, None if turns is None else turns[:, part], block)
+            if states is not None:
+                states[:, part] = block
+        return None if states is None else self._out(np.swapaxes(states if len(lead) > len(batch) else states[:, 0], -1, -2))
+
+    def _steps(self, dt: Any, lead: tuple[int, ...]) -> Array:
+        """dt as an array of the shape `lead`."""
+        if dt is None:
+            if self.rate is None:
+                raise ValueError("StreamingMemory: `dt` is missing; expected the time since the previous sample; or pass rate=")
+            return np.full(lead, 1.0 / self.rate)
+        steps = _numbers("dt", dt, "times since the previous sample")
+        if steps.shape != lead and steps.ndim and steps.shape != lead[1:]:
+            raise ValueError(f"StreamingMemory: `dt` has shape {steps.shape}; expected a number or {lead}, one per sample")
+        if not (steps >= 0).all() or np.isinf(steps).any():
+            raise ValueError(
+                "StreamingMemory: `dt` is negative or not finite; expected times >= 0: time goes forward; sort the samples"
+            )
+        return np.broadcast_to(steps, lead)
+
+    def _turns(self, turn: Any, lead: tuple[int, ...]) -> tuple[str, Array | None]:
+        """What the frame does: "none", "transport", or "vector", "step" (logarithms of steps) and "rate" (generators) given."""
+        if turn is None:
+            return ("none" if self._transport is None else "transport"), None
+        if self._transport is not None:
+            raise ValueError("StreamingMemory: `turn` is given beside a transport; expected one of them; construct without")
+        turns = _numbers("turn", turn, "rotation vectors or matrices, one per sample")
+        square = turns.ndim == len(lead) + 2 and turns.shape[-1] == turns.shape[-2]
+        if turns.shape[: len(lead)] != lead or not (square or (turns.shape == (*lead, 3) and not self._turn_is_generator)):
+            raise ValueError(
+                f"StreamingMemory: `turn` has shape {turns.shape}; expected rotation vectors {(*lead, 3)} or matrices "
+                "[.., w, w], one per sample; generators are matrices"
+            )
+        if not np.isfinite(turns).all():
+            raise ValueError("StreamingMemory: `turn` is not finite; expected numbers; a missing turn is no motion, zeros")
+        self._check_width(turns.shape[-1])
+        if self._turn_is_generator:
+            return "rate", turns
+        if not square:
+            return "vector", turns
+        found = step_logarithm(turns)
+        return ("vector" if found.ndim < turns.ndim else "step"), found
+
+    def _advance(self, values: Array, steps: Array, kind: str, turns: Array | None, states: Array | None) -> None:
+        """One block: values [B, T, d], steps [B, T]; fills `states` [B, T, d, N]."""
+        # Loads on first use: the package needs neither torch nor a compiler.
+        from shippo_ssm.engine.run import launch
+
+        times = np.cumsum(np.concatenate([self._time[:, None], steps], axis=1), axis=1)
+        operators, index = self._operators(times, steps)
+        nodes = _nodes(operators.shape[1] - self.measure.N)
+        factors, width = turns, 3 if kind == "vector" else 1
+        if kind == "transport":
+            assert self._transport is not None
+            start, stop = times[:, :-1, None], times[:, 1:, None]
+            factors = self._transport.P(*np.broadcast_arrays(stop, start + (stop - start) * nodes))
+        elif kind in ("step", "rate"):
+            assert turns is not None
+            scale = (1 - nodes) * (steps[..., None] if kind == "rate" else 1.0)
+            factors = expm(scale[..., None, None] * turns[:, :, None])
+        if kind not in ("none", "vector"):
+            assert factors is not None
+            kind, width = "factors", factors.shape[-1]
+        scratch = np.empty(len(values) * (width * width + self.channels * operators.shape[1]))
+        arrays = (self._state, self._last, values, nodes if factors is None else factors, operators, nodes, scratch, states)
+        flat = [None if array is None else array.reshape(-1) for array in arrays]
+        sizes = steps.shape[1], self.measure.N, self.channels, len(nodes) - 1
+        operands = StreamOperands._make([*flat, index, *sizes])
+        launch(streaming_update, len(values), operands, turning=kind, width=width)
+        self._time = times[:, -1]
+
+    def _operators(self, times: Array, steps: Array) -> tuple[Array, Array]:
+        """`block_operators`, from the cache where all steps are one, or where the next ones are known."""
+        first, rows = float(steps[0, 0]), steps.size
+        if starts(self.measure, times):
+            return block_operators(self.measure, times, steps)
+        if self.measure.stationary:
+            if rows == 1 or np.abs(steps - first).max() <= _ROUNDING * first:
+                return self._cached((first,), np.zeros(1), np.array([first])), np.zeros(rows, dtype=np.int64)
+        elif rows == 1:
+            # At a fixed rate the next steps are known: compute some of them together.
+            ahead = np.cumsum([times[0, 0], *[first] * (_AHEAD if self._uses_rate else 1)])
+            return self._cached((float(times[0, 0]), first), ahead[:-1], ahead[1:]), np.zeros(1, dtype=np.int64)
+        return block_operators(self.measure, times, steps)
+
+    def _cached(self, key: tuple[float, ...], start: Array, stop: Array) -> Array:
+        """The operator [1, N + q, N] of the step `key`, (dt) or (t, dt); all steps `start` to `stop` are computed with it."""
+        if key not in self._cache:
+            if len(self._cache) >= _MAX_CACHED:
+                self._cache.clear()
+            operators = step_operators(self.measure, start, stop)
+            for i, time in enumerate(start.tolist()):
+                self._cache[(time, *key[1:]) if len(key) > 1 else key] = operators[i : i + 1]
+        return self._cache[key]

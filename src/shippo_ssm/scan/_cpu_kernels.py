@@ -1,0 +1,846 @@
+"""The scan and its adjoint as machine code: time outside, groups inside, the state order N along the vector lanes.
+
+All arrays are flat. A *token* is one (position, group) pair, row t G + g of every operand but write and read, whose *vector*
+is row t Q + g // (G / Q). A batch is B sequences of T positions one after another, so dense batches and packed sequences differ
+only in `bounds`. A work item is one sequence and one block of neighbouring groups.
+
+Forward: for each position, for each group of the block, with the state H [P][N] in scratch memory,
+
+    M = exp(step drift) * (H right),    H <- M + write value^T,    y = read^T H.
+
+The state before every chunk of positions goes to `checkpoints` if a backward pass follows. With `seen`, y is
+read^T M + (read . write) seen and does not depend on `value`, not even in its last bit. H right is computed in tiles of a few
+columns whose sums stay in registers (`tile_columns`); a single tile updates the state in place.
+
+Backward: chunks from the last to the first. The states of a chunk and dread = H dy are recomputed from its checkpoint; then,
+positions backwards, with the adjoint S = dLoss/dH in the same layout,
+
+    S <- S + read dy^T;   dwrite = S value;   dvalue = S^T write;   M = exp(step drift) * S;
+    dright = H_old^T M;   S <- M right^T;   q = sum_p H_old S;   dstep = sum_n q drift;   ddrift = q step.
+
+With `seen`, dwrite and dvalue take the S from before read dy^T was added, and c = dy . seen gives the rest:
+
+    dread = (H - write value^T) dy + c write;   dwrite = S value + c read;   dseen = (read . write) dy.
+
+Gradients of shared vectors are added up over the groups of an item, in their order, in the rows of the item's part of a set.
+
+The gradient of step drift is q = <H_old, S> rather than <H - write value^T, S_new>: the same number without a cancellation,
+hence exactly zero where the memory was wiped.
+
+Summary: the map H -> left H right + update of a segment, without its states. From the last position to the first, with D the
+decay and W the product of the right actions after the position,
+
+    update <- update + (D * write) (value^T W);    W <- right W;    D <- exp(step drift) * D,
+
+which costs N P + P^3 multiplications per position, the recurrence N P^2. W can overflow and D underflow where D W does not, so
+powers of two move from W to D as they go: the map stays the same, and left and right are those of the map up to a power of two.
+
+The mirrored form is the adjoint's, S_{t-1} = L_t (S_t + read_t dy_t^T) R_t^T: from the first position to the last, with dy for
+value and read for write,
+
+    W <- right^T W;    D <- exp(step drift) * D;    update <- update + (D * read) (dy^T W).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from shippo_ssm.engine import Emitter, Pointer, register_lanes, simd, simd_lanes, tile_columns, transposed
+from shippo_ssm.scan.algebra import Recurrence
+
+# Tokens of a block between a prefetch and its use: few enough that what is fetched still lies in the first cache.
+PREFETCH = 16
+# Positions after which a summary looks anew whether a group has forgotten everything.
+LOOK = 64
+# The largest entry of W from which a summary rebalances W and D; a power of two.
+BALANCED = 2.0**16
+# Rows and columns of the blocks in which a matrix is transposed.
+SIDE = 8
+# Rows of a product that are unrolled.
+STRIP = 4
+# A `Recurrence` as traces see it: every field is a `Pointer`.
+Pointers = Any
+
+
+class Case(NamedTuple):
+    """What machine code is made for: sizes and kinds of operands."""
+
+    dtype: str
+    order: int
+    width: int
+    rank: int
+    has_right: bool
+    has_seen: bool
+    varying: bool
+    """Whether the drift varies in time."""
+    shared: bool
+    """Whether several groups use one write and read."""
+    chunk: int
+    """Positions between two kept states."""
+    row: int
+    """`padded_order`."""
+    streamed: bool = False
+    """Whether gradients bypass the caches."""
+
+
+class Items(NamedTuple):
+    """Work items, each one sequence and one block of groups."""
+
+    bounds: Any
+    """[sequences + 1] first position of each sequence."""
+    first_chunk: Any
+    """[sequences] first chunk of each sequence."""
+    groups: int
+    sets: int
+    block: int
+    """Groups of one item."""
+    span: int
+    """Groups that are cut into blocks together: all of them, or those of one set."""
+
+
+class Forward(NamedTuple):
+    """Operands of the forward kernel; `checkpoints` [chunks, G, P, row] is empty where no state is kept."""
+
+    items: Items
+    recurrence: Recurrence
+    initial_state: Any
+    y: Any
+    final_state: Any
+    checkpoints: Any
+
+
+class Backward(NamedTuple):
+    """Operands of the backward kernel; the gradient of a constant drift is one partial [G, N] per sequence, those of shared
+    write and read one partial per block of a set, [parts, B, T, Q, ..] in the dtype of states."""
+
+    items: Items
+    recurrence: Recurrence
+    checkpoints: Any
+    dy: Any
+    dfinal: Any
+    gradient: Recurrence
+    dinitial: Any
+
+
+class Summary(NamedTuple):
+    """Operands of the summary kernel; of the record it reads value, write, step, drift and right."""
+
+    items: Items
+    recurrence: Recurrence
+    left: Any
+    right: Any
+    update: Any
+
+
+class Behind(NamedTuple):
+    """Scratch of the summary: update [group, P, row], D [group, row], W [group, P, wide], value^T W [group, r, wide]."""
+
+    update: Any
+    decay: Any
+    product: Any
+    moved: Any
+
+
+class SummaryPlace(NamedTuple):
+    """Where one position of one group is: its token, vector and drift row; where the fields of `Behind` begin."""
+
+    token: Any
+    vector: Any
+    drift_row: Any
+    update: Any
+    decay: Any
+    product: Any
+    moved: Any
+
+
+class Chunk(NamedTuple):
+    """Scratch: states [position, group, P, row], decays [position, group, row] and, of operands in bfloat16, numbers that are
+    splat one by one, [position, group, P P + r P + P] (right, value, dy), of one chunk or one position."""
+
+    states: Any
+    decays: Any
+    numbers: Any
+
+
+class Adjoint(NamedTuple):
+    """Scratch of the backward pass: dLoss/dH [group, P, row], M = decay dLoss/dH of one group as [P, row] and again as [N, P],
+    and ddrift [group, row] of a chunk."""
+
+    state: Any
+    moved: Any
+    slopes: Any
+
+
+class Place(NamedTuple):
+    """Where one position of one group is: its token, vector, drift row and the row of its vector's gradient; where its old
+    state, new state, decay, numbers (of `Chunk`), adjoint and slope begin in scratch memory."""
+
+    token: Any
+    vector: Any
+    drift_row: Any
+    dvector: Any
+    old_state: Any
+    new_state: Any
+    decay: Any
+    numbers: Any
+    adjoint: Any = 0
+    slope: Any = 0
+
+
+def padded_order(dtype: str, order: int) -> int:
+    """N rounded up to whole vectors: the row length of states in scratch and checkpoints."""
+    lanes = simd_lanes(dtype, order)
+    return -(-order // lanes) * lanes
+
+
+def build_forward(case: Case) -> Any:
+    """The forward kernel: y, the final states and, unless `checkpoints` is empty, the state before every chunk."""
+    step_forward, prepare, many = _forward_step(case, replays=False), _prepare(case, replays=False), num_numbers(case)
+    row, chunk, varying, size = case.row, case.chunk, case.varying, case.width * case.row
+    tiled = case.width > tile_columns(case.dtype, simd_lanes(case.dtype, case.order))
+    locate, copy, (load_states, store_states) = _locate(), _copy(case), _state_copies(case)
+    element = np.dtype(case.dtype).type
+
+    def forward(operands, start, stop):
+        items, recurrence, initial, y, final, checkpoints = operands
+        bounds, first_chunk, groups, sets, block, _ = items
+        # A product of several tiles writes a new state beside the old one; a single tile updates it in place.
+        other = block * size if tiled else 0
+        states, homes = np.empty(block * size + other, element), np.empty(block, np.int64)
+        scratch = Chunk(states, np.empty(block * row, element), np.empty(block * many, element))
+        for item in range(start, stop):
+            sequence, first, count, _ = locate(items, item, homes)
+            skip = groups - count
+            begin, end = bounds[sequence], bounds[sequence + 1]
+            states[:] = 0
+            if initial.size:
+                load_states(initial, sequence * groups + first, count, states)
+            old, new = 0, other
+            for low in range(begin, end, chunk):
+                if checkpoints.size:
+                    kept = ((first_chunk[sequence] + (low - begin) // chunk) * groups + first) * size
+                    copy(states, old, checkpoints, kept, count * size)
+                for t in range(low, min(low + chunk, end)):
+                    for g in range(count):
+                        token = t * groups + first + g
+                        drift_row = token if varying else first + g
+                        place = Place(token, 0, drift_row, 0, old + g * size, new + g * size, g * row, g * many, 0, 0)
+                        prepare(place, scratch, recurrence, y, recurrence, groups)
+                    for g in range(count):
+                        token, vector = t * groups + first + g, t * sets + homes[g]
+                        ahead = PREFETCH if g + PREFETCH < count else PREFETCH + skip
+                        place = Place(token, vector, 0, 0, old + g * size, new + g * size, g * row, g * many, 0, 0)
+                        step_forward(place, scratch, recurrence, ahead, y, y)
+                    old, new = new, old
+            store_states(states, old, count, final, sequence * groups + first)
+
+    return forward
+
+
+def build_backward(case: Case) -> Any:
+    """The backward kernel: gradients of every operand, those of a constant drift and of shared vectors as partials."""
+    step_forward, step_backward = _forward_step(case, replays=True), _backward_step(case)
+    prepare, many = _prepare(case, replays=True), num_numbers(case)
+    order, rank, row, chunk, varying, shared = case.order, case.rank, case.row, case.chunk, case.varying, case.shared
+    size, locate, copy, (load_states, store_states) = case.width * row, _locate(), _copy(case), _state_copies(case)
+    clear = _clear(case)
+    element = np.dtype(case.dtype).type
+
+    def backward(operands, start, stop):
+        items, recurrence, checkpoints, dy, dfinal, gradient, dinitial = operands
+        bounds, first_chunk, groups, sets, block, _ = items
+        states, homes = np.empty((chunk + 1) * block * size, element), np.empty(block, np.int64)
+        adjoint = np.empty(block * size, element)
+        slopes = np.empty(block * row, element)
+        scratch = Chunk(states, np.empty(chunk * block * row, element), np.empty(chunk * block * many, element))
+        adjoints = Adjoint(adjoint, np.empty(2 * size, element), slopes)
+        for item in range(start, stop):
+            sequence, first, count, part = locate(items, item, homes)
+            skip = groups - count
+            begin, end = bounds[sequence], bounds[sequence + 1]
+            # Where the gradients of this part of a set begin, in rows.
+            own = part * bounds[-1] * sets
+            adjoint[:] = 0
+            if dfinal.size:
+                load_states(dfinal, sequence * groups + first, count, adjoint)
+            for index in range((end - begin + chunk - 1) // chunk - 1, -1, -1):
+                low, high = begin + index * chunk, min(begin + index * chunk + chunk, end)
+                kept = ((first_chunk[sequence] + index) * groups + first) * size
+                copy(checkpoints, kept, states, 0, count * size)
+                for t in range(low, high):
+                    if shared:
+                        rows, corner = homes[count - 1] - homes[0] + 1, own + t * sets + homes[0]
+                        clear(gradient.read, corner * order, rows * order)
+                        clear(gradient.write, corner * rank * order, rows * rank * order)
+                    for g in range(count):
+                        token, cell = t * groups + first + g, (t - low) * block + g
+                        drift_row = token if varying else first + g
+                        place = Place(token, 0, drift_row, 0, cell * size, 0, cell * row, cell * many, 0, 0)
+                        prepare(place, scratch, recurrence, dy, gradient, groups)
+                    for g in range(count):
+                        token, cell, vector = t * groups + first + g, (t - low) * block + g, t * sets + homes[g]
+                        ahead = PREFETCH if g + PREFETCH < count else PREFETCH + skip
+                        after = (cell + block) * size
+                        place = Place(token, vector, 0, own + vector, cell * size, after, cell * row, cell * many, 0, 0)
+                        step_forward(place, scratch, recurrence, ahead, dy, gradient.read)
+                # A chunk's share of the drift gradient is summed apart, so that long sequences lose no digits.
+                slopes[:] = 0
+                for t in range(high - 1, low - 1, -1):
+                    for g in range(count):
+                        token, cell, vector = t * groups + first + g, (t - low) * block + g, t * sets + homes[g]
+                        drift_row, old = token if varying else first + g, cell * size
+                        place = Place(
+                            token, vector, drift_row, own + vector, old, 0, cell * row, cell * many, g * size, g * row
+                        )
+                        step_backward(place, scratch, adjoints, recurrence, dy, gradient)
+                if not varying:
+                    for g in range(count):
+                        for n in range(order):
+                            gradient.drift[(sequence * groups + first + g) * order + n] += slopes[g * row + n]
+            if dinitial.size:
+                store_states(adjoint, 0, count, dinitial, sequence * groups + first)
+
+    return backward
+
+
+def build_summary(case: Case, mirrored: bool, skips: bool) -> Any:
+    """The summary kernel: the `Affine` of every sequence and group, or of its adjoint where `mirrored`.
+
+    It `skips` what a group has forgotten, which is right where all operands are finite: 0 NaN is NaN.
+    """
+    # Positions that a trace unrolls, with D, W and the update in registers; fewer where the code would grow long.
+    many = 8 if case.width <= 4 else 4 if case.width <= 8 else 1
+    turn_many, gather_many = _turn(case, mirrored, many), _gather(case, mirrored, skips, many)
+    turn, gather = _turn(case, mirrored, 1), _gather(case, mirrored, skips, 1)
+    order, width, rank, row, varying, has_right = case.order, case.width, case.rank, case.row, case.varying, case.has_right
+    locate, (_, store_states) = _locate(), _state_copies(case)
+    size, wide = width * row, padded_order("float64", width)
+    area = width * wide
+    element, most = np.dtype(case.dtype).type, float(np.finfo(case.dtype).max)
+
+    def summary(operands, start, stop):
+        items, recurrence, left, right, update = operands
+        bounds, _, groups, sets, block, _ = items
+        way = 1 if mirrored else -1
+        stride, next_vector = way * groups, way * sets
+        states, decays, homes = np.empty(block * size, element), np.empty(block * row, element), np.empty(block, np.int64)
+        products, moved = np.empty(block * area, np.float64), np.empty(block * many * rank * wide, element)
+        scratch = Behind(states, decays, products, moved)
+        alive = np.ones(block, np.bool_)
+        for item in range(start, stop):
+            sequence, first, count, _ = locate(items, item, homes)
+            begin, end = bounds[sequence], bounds[sequence + 1]
+            states[:] = 0
+            decays[:] = 1
+            products[:] = 0
+            for g in range(count):
+                for p in range(width):
+                    products[g * area + p * wide + p] = 1
+            done = 0
+            while done < end - begin:
+                if skips and done % LOOK == 0:
+                    left_over = False
+                    for g in range(count):
+                        alive[g] = np.any(decays[g * row : g * row + order] != 0)
+                        left_over = left_over or alive[g]
+                    if not left_over:
+                        break
+                t = begin + done if mirrored else end - 1 - done
+                whole = end - begin - done >= many
+                for g in range(count):
+                    if not alive[g]:
+                        continue
+                    token = t * groups + first + g
+                    drift_row = token if varying else first + g
+                    moved_at = g * many * rank * wide
+                    place = SummaryPlace(token, t * sets + homes[g], drift_row, g * size, g * row, g * area, moved_at)
+                    if whole:
+                        if has_right:
+                            turn_many(place, scratch, recurrence, stride)
+                        gather_many(place, scratch, recurrence, stride, next_vector)
+                    else:
+                        if has_right:
+                            turn(place, scratch, recurrence, stride)
+                        gather(place, scratch, recurrence, stride, next_vector)
+                    if has_right:
+                        # Powers of two move from W to D before either leaves the range of its dtype: no digit changes.
+                        largest = 0.0
+                        for i in range(g * area, g * area + area):
+                            largest = max(largest, abs(products[i]))
+                        if largest > BALANCED or 0 < largest < 1 / BALANCED:
+                            scale = 1.0
+                            while largest * scale > 1 and scale > 0:
+                                scale *= 0.5
+                            while largest * scale < 0.5:
+                                scale *= 2
+                            if scale > 0:
+                                for i in range(g * area, g * area + area):
+                                    products[i] *= scale
+                                for i in range(g * row, g * row + row):
+                                    decays[i] = min(decays[i] / scale, most)
+                done += many if whole else 1
+            store_states(states, 0, count, update, sequence * groups + first)
+            for g in range(count):
+                corner = sequence * groups + first + g
+                for n in range(order):
+                    left[corner * order + n] = decays[g * row + n]
+                if has_right:
+                    for p in range(width):
+                        for q in range(width):
+                            right[(corner * width + p) * width + q] = products[g * area + p * wide + q]
+
+    return summary
+
+
+def _locate() -> Any:
+    """locate(items, item, homes): sequence, first group, number of groups, part of a set; `homes` becomes the groups' sets."""
+    from numba import njit
+
+    @njit(inline="always")
+    def locate(items, item, homes):
+        shared, blocks = items.groups // items.sets, (items.span + items.block - 1) // items.block
+        num_blocks = items.groups // items.span * blocks
+        sequence, index = item // num_blocks, item % num_blocks
+        inside = index % blocks
+        first = index // blocks * items.span + inside * items.block
+        count = min(items.block, items.span - inside * items.block)
+        for g in range(count):
+            homes[g] = (first + g) // shared
+        return sequence, first, count, inside if items.block < shared else 0
+
+    return locate
+
+
+def _state_copies(case: Case) -> tuple[Any, Any]:
+    """Copies of `count` states between an operand [.., G, N, P], from group `corner` on, and scratch [group, P, row]."""
+    from numba import njit
+
+    order, width, row = case.order, case.width, case.row
+
+    @njit(inline="always")
+    def load_states(operand, corner, count, states):
+        for g in range(count):
+            for n in range(order):
+                for p in range(width):
+                    states[(g * width + p) * row + n] = operand[((corner + g) * order + n) * width + p]
+
+    @njit(inline="always")
+    def store_states(states, start, count, operand, corner):
+        for g in range(count):
+            for n in range(order):
+                for p in range(width):
+                    operand[((corner + g) * order + n) * width + p] = states[start + (g * width + p) * row + n]
+
+    return load_states, store_states
+
+
+def num_numbers(case: Case) -> int:
+    """Numbers of one position and group that are splat one by one: right, value and dy."""
+    return case.width * (case.width + case.rank + 1)
+
+
+def _copy(case: Case) -> Any:
+    """Numbers of one array to another: the copy of a slice takes Numba four seconds to compile where it is the first."""
+
+    @simd(case.dtype, simd_lanes(case.dtype, case.order))
+    def copy(emit: Emitter, source: Pointer, i: Any, target: Pointer, j: Any, length: Any) -> None:
+        for n in emit.blocks(length):
+            emit.store(target, emit.at(j, n), emit.load(source, emit.at(i, n)))
+
+    return copy
+
+
+def _clear(case: Case) -> Any:
+    @simd(case.dtype, simd_lanes(case.dtype, case.order))
+    def clear(emit: Emitter, array: Pointer, start: Any, length: Any) -> None:
+        for n in emit.blocks(length):
+            emit.store(array, emit.at(start, n), emit.constant(0.0))
+
+    return clear
+
+
+def _prepare(case: Case, *, replays: bool) -> Any:
+    """exp(step drift) of one position and group, in a loop of its own: its long dependency chains then overlap.
+
+    Widens what is splat later, since a number that was just stored is slow to load, and prefetches the short rows of the next
+    position, since the processor's own prefetching fails at the gaps between blocks of groups.
+    """
+    _, order, width, rank, has_right = case[:5]
+
+    @simd(case.dtype, simd_lanes(case.dtype, order))
+    def prepare(
+        emit: Emitter, place: Place, scratch: Chunk, recurrence: Pointers, dy: Pointer, out: Pointers, groups: Any
+    ) -> None:
+        next_token = emit.at(place.token, groups)
+        for array, length in ((recurrence.value, rank * width), (recurrence.step, 1)):
+            emit.prefetch(array, emit.times(next_token, length), length)
+        # A forward pass gives y for dy.
+        emit.prefetch(dy, emit.times(next_token, width), width, writes=not replays)
+        for array, length in ((out.value, replays * rank * width), (out.step, int(replays))):
+            emit.prefetch(array, emit.times(next_token, length), length, writes=True)
+        rate = emit.mul(emit.splat(recurrence.step, place.token), emit.constant(math.log2(math.e)))
+        for n in emit.blocks(order):
+            exponent = emit.mul(rate, emit.load(recurrence.drift, emit.at(emit.times(place.drift_row, order), n)))
+            emit.store(scratch.decays, emit.at(place.decay, n), emit.exp2(exponent), padded=True)
+        lengths = (has_right * width * width, rank * width, replays * width)
+        offsets = (0, width**2, width * (width + rank))
+        for array, length, offset in zip((recurrence.right, recurrence.value, dy), lengths, offsets):
+            if array.storage:
+                emit.copy(array, emit.times(place.token, length), scratch.numbers, emit.at(place.numbers, offset), length)
+
+    return prepare
+
+
+def _numbers(emit: Emitter, scratch: Chunk, place: Place, array: Pointer, length: int, offset: int) -> tuple[Pointer, Any]:
+    """Where the `length` numbers of a token can be splat from: the array, or where `_prepare` has widened them."""
+    if array.storage:
+        return scratch.numbers, emit.at(place.numbers, offset)
+    return array, emit.times(place.token, length)
+
+
+def _forward_step(case: Case, *, replays: bool) -> Any:
+    """One position of one group: the new state from the old one, and y; or dread, from dy, where it `replays` a chunk."""
+    order, width, rank, row, has_right, has_seen = case.order, case.width, case.rank, case.row, case.has_right, case.has_seen
+    lanes = simd_lanes(case.dtype, order)
+    columns = tile_columns(case.dtype, lanes)
+
+    @simd(case.dtype, lanes)
+    def forward_step(
+        emit: Emitter, place: Place, scratch: Chunk, recurrence: Pointers, ahead: Any, y: Pointer, dread: Pointer
+    ) -> None:
+        value, write, read, _, _, right, seen = recurrence
+        states, decays, _ = scratch
+        token, vector, dvector = _rows_of(case, place)
+        # Long rows; the processor's own prefetching does not jump over the gap after a block of groups.
+        for array, length in ((write, rank * order), (read, order), (right, has_right * width**2)):
+            if array is right or not case.shared:
+                emit.prefetch(array, emit.times(emit.at(token, ahead), length), length)
+        sources = emit.times(token, rank * width)
+        value, first = _numbers(emit, scratch, place, value, rank * width, width**2)
+        right, matrix = _numbers(emit, scratch, place, right, width * width, 0)
+        cotangents, own = [], []
+        if replays:
+            dy, at_dy = _numbers(emit, scratch, place, y, width, width * (width + rank))
+            (cotangents,) = _splats(emit, dy, at_dy, 1, width)
+            if has_seen:
+                own = [emit.dot(line, cotangents) for line in _splats(emit, seen, sources, rank, width)]
+
+        def store_dread(n: Any, rows: list[Any], writes: list[Any]) -> None:
+            total = emit.dot(rows, cotangents)
+            for c, where in zip(own, writes):
+                total = emit.fma(c, where, total)
+            _store_vector(emit, case, dread, emit.at(emit.times(dvector, order), n), total)
+
+        def load_writes(n: Any) -> list[Any]:
+            return [emit.load(write, emit.at(emit.times(vector, rank * order), n, r * order)) for r in range(rank)]
+
+        for q, count in emit.strips(width, columns):
+            values = [_splats(emit, value, emit.at(first, q, r * width), 1, count)[0] for r in range(rank)]
+            outputs = [emit.variable() for _ in range(count * (not replays))]
+            overlaps = [emit.variable() for _ in range(rank * (has_seen and not replays))]
+            for n in emit.blocks(order):
+                left = emit.load(decays, emit.at(place.decay, n), padded=True)
+                if has_right and width > columns:
+                    state = _tile(emit, width, count, states, emit.at(place.old_state, n), row, right, emit.at(matrix, q), 1)
+                elif has_right:
+                    state = _product(emit, load_rows(emit, states, emit.at(place.old_state, n), width, row), right, matrix, 1)
+                else:
+                    state = load_rows(emit, states, emit.at(place.old_state, n, emit.times(q, row)), count, row)
+                state = moved = [emit.mul(left, x) for x in state]
+                writes = load_writes(n)
+                for where, line in zip(writes, values):
+                    state = [emit.fma(where, x, h) for x, h in zip(line, state)]
+                for p, h in enumerate(state):
+                    emit.store(states, emit.at(place.new_state, n, emit.times(emit.at(q, p), row)), h, padded=True)
+                shown = moved if has_seen else state
+                if not replays:
+                    readout = emit.load(read, emit.at(emit.times(vector, order), n))
+                    for output, h in zip(outputs, shown):
+                        output.set(emit.fma(readout, h, output.get()))
+                    for overlap, where in zip(overlaps, writes):
+                        overlap.set(emit.fma(readout, where, overlap.get()))
+                elif count == width:
+                    store_dread(n, shown, writes)
+            for r, overlap in enumerate(overlaps):
+                for p, output in enumerate(outputs):
+                    shown = emit.splat(seen, emit.at(sources, q, r * width + p))
+                    output.set(emit.fma(overlap.get(), shown, output.get()))
+            if not replays:
+                emit.store_sums(y, emit.at(emit.times(token, width), q), [output.get() for output in outputs])
+        if replays and width > columns:
+            for n in emit.blocks(order):
+                rows, writes = load_rows(emit, states, emit.at(place.new_state, n), width, row), load_writes(n)
+                if has_seen:
+                    # The state without its own source.
+                    for where, line in zip(writes, _splats(emit, value, first, rank, width)):
+                        rows = [emit.sub(h, emit.mul(where, x)) for x, h in zip(line, rows)]
+                store_dread(n, rows, writes)
+
+    return forward_step
+
+
+def _backward_step(case: Case) -> Any:
+    """One position of one group, backwards: the adjoint of the new state becomes that of the old one."""
+    dtype, order, width, rank, has_right, has_seen, varying, *_ = case
+    row, streamed = case.row, case.streamed
+    # The sums of this step fill the registers already: a vector may take no more than one.
+    lanes = min(simd_lanes(dtype, order), register_lanes(dtype))
+    columns = tile_columns(dtype, lanes)
+    # A product of more than one tile reads its rows from scratch.
+    tiled = has_right and width > columns
+    across = tiled and width % SIDE == 0 and order % SIDE == 0
+
+    @simd(dtype, lanes)
+    def backward_step(
+        emit: Emitter, place: Place, scratch: Chunk, adjoints: Adjoint, recurrence: Pointers, dy: Pointer, out: Pointers
+    ) -> None:
+        value, write, read, step, drift, right, seen = recurrence
+        (states, decays, _), (adjoint, moved, slopes) = scratch, adjoints
+        token, vector, dvector = _rows_of(case, place)
+        sources = emit.times(token, rank * width)
+        values = _splats(emit, *_numbers(emit, scratch, place, value, rank * width, width**2), rank, width)
+        (cotangents,) = _splats(emit, *_numbers(emit, scratch, place, dy, width, width * (width + rank)), 1, width)
+        rate = emit.splat(step, token)
+        dmatrix = emit.times(token, width * width)
+        right, matrix = _numbers(emit, scratch, place, right, width * width, 0)
+        dvalues = [[emit.variable() for _ in range(width)] for _ in range(rank)]
+        dsteps = emit.variable()
+        own, overlaps = [], []
+        if has_seen:
+            own = [emit.dot(line, cotangents) for line in _splats(emit, seen, sources, rank, width)]
+            overlaps = [emit.variable() for _ in range(rank)]
+
+        def store_slope(n: Any, lower: list[Any]) -> None:
+            slope = emit.dot(load_rows(emit, states, emit.at(place.old_state, n), width, row), lower)
+            drifts = emit.load(drift, emit.at(emit.times(place.drift_row, order), n))
+            dsteps.set(emit.fma(slope, drifts, dsteps.get()))
+            if varying:
+                emit.store(out.drift, emit.at(emit.times(token, order), n), emit.mul(slope, rate))
+            else:
+                total = emit.load(slopes, emit.at(place.slope, n), padded=True)
+                emit.store(slopes, emit.at(place.slope, n), emit.fma(slope, rate, total), padded=True)
+
+        for n in emit.blocks(order):
+            readout = emit.load(read, emit.at(emit.times(vector, order), n))
+            later = load_rows(emit, adjoint, emit.at(place.adjoint, n), width, row)
+            upper = [emit.fma(readout, c, x) for c, x in zip(cotangents, later)]
+            source_adjoint = later if has_seen else upper
+            for r in range(rank):
+                where = emit.load(write, emit.at(emit.times(vector, rank * order), n, r * order))
+                dwhere = emit.dot(source_adjoint, values[r])
+                if has_seen:
+                    dwhere = emit.fma(own[r], readout, dwhere)
+                    overlaps[r].set(emit.fma(readout, where, overlaps[r].get()))
+                _store_vector(emit, case, out.write, emit.at(emit.times(dvector, rank * order), n, r * order), dwhere)
+                for total, x in zip(dvalues[r], source_adjoint):
+                    total.set(emit.fma(where, x, total.get()))
+            left = emit.load(decays, emit.at(place.decay, n), padded=True)
+            lower = [emit.mul(left, x) for x in upper]
+            if has_right:
+                for p in range(width):
+                    emit.store(moved, emit.at(n, p * row), lower[p], padded=True)
+            if has_right and not tiled:
+                lower = _product(emit, lower, right, matrix, width)
+            if not tiled:
+                for p in range(width):
+                    emit.store(adjoint, emit.at(place.adjoint, n, p * row), lower[p], padded=True)
+                store_slope(n, lower)
+        emit.store_sums(out.value, sources, [total.get() for line in dvalues for total in line])
+        for r, overlap in enumerate(overlaps):
+            parts = [emit.mul(overlap.get(), c) for c in cotangents]
+            emit.store_sums(out.seen, emit.at(sources, r * width), parts)
+        if tiled:
+            for p, count in emit.strips(width, columns):
+                for n in emit.blocks(order):
+                    lower = _tile(emit, width, count, moved, n, row, right, emit.at(matrix, emit.times(p, width)), width)
+                    for i, x in enumerate(lower):
+                        emit.store(adjoint, emit.at(place.adjoint, n, emit.times(emit.at(p, i), row)), x, padded=True)
+            for n in emit.blocks(order):
+                store_slope(n, load_rows(emit, adjoint, emit.at(place.adjoint, n), width, row))
+        emit.store_sums(out.step, token, [dsteps.get()])
+        if has_right:
+            store_dright = _store_dright_across if across else _store_dright
+            store_dright(emit, states, place.old_state, moved, out.right, dmatrix)
+
+    def _store_dright(emit: Emitter, states: Pointer, old: Any, moved: Pointer, dright: Pointer, start: Any) -> None:
+        # H_old^T M in tiles of two by four: eight sums, six operands, within sixteen registers.
+        for top in range(0, width, 2):
+            for left in range(0, width, 4):
+                high, wide = min(2, width - top), min(4, width - left)
+                tile = [[emit.variable() for _ in range(wide)] for _ in range(high)]
+                for n in emit.blocks(order):
+                    columns = load_rows(emit, moved, emit.at(n, left * row), wide, row)
+                    for line, h in zip(tile, load_rows(emit, states, emit.at(old, n, top * row), high, row)):
+                        for total, m in zip(line, columns):
+                            total.set(emit.fma(h, m, total.get()))
+                for p, line in enumerate(tile, start=top):
+                    sums = [total.get() for total in line]
+                    emit.store_sums(dright, emit.at(start, p * width + left), sums, streamed=streamed and width % 4 == 0)
+
+    def _store_dright_across(emit: Emitter, states: Pointer, old: Any, moved: Pointer, dright: Pointer, start: Any) -> None:
+        # The same with lanes along the columns of M, which is turned into [N, P] behind itself: no sum over lanes is left.
+        eight = Emitter(emit.builder, dtype, SIDE)
+        turned = emit.at(width * row)
+        for p in range(0, width, SIDE):
+            for n in eight.blocks(order):
+                columns = transposed(eight, load_rows(eight, moved, emit.at(n, p * row), SIDE, row))
+                for i, column in enumerate(columns):
+                    eight.store(moved, emit.at(turned, emit.times(emit.at(n, i), width), p), column, padded=True)
+        line = Emitter(emit.builder, dtype, simd_lanes(dtype, width))
+        for p, count in emit.strips(width, tile_columns(dtype, line.lanes)):
+            for q in line.blocks(width):
+                tile = [line.variable() for _ in range(count)]
+                for n in emit.each(order // 4):
+                    for i in range(4):
+                        m = emit.at(emit.times(n, 4), i)
+                        row_of_m = line.load(moved, emit.at(turned, emit.times(m, width), q), padded=True)
+                        for j, total in enumerate(tile):
+                            h = line.splat(states, emit.at(old, m, emit.times(emit.at(p, j), row)))
+                            total.set(line.fma(h, row_of_m, total.get()))
+                for j, total in enumerate(tile):
+                    line.store(dright, emit.at(start, emit.times(emit.at(p, j), width), q), total.get(), streamed=streamed)
+
+    return backward_step
+
+
+def _turn(case: Case, mirrored: bool, many: int) -> Any:
+    """`many` positions of one group: value^T W of each, and their right actions taken into W; lanes along the columns of W.
+
+    W is a long product that every position hands its rounding to, so it is kept in double precision.
+    """
+    width, rank = case.width, case.rank
+    wide = padded_order("float64", width)
+
+    @simd("float64", simd_lanes("float64", width))
+    def turn(emit: Emitter, place: SummaryPlace, scratch: Behind, recurrence: Pointers, stride: Any) -> None:
+        outside = Emitter(emit.builder, case.dtype, emit.lanes)
+        single = case.dtype != "float64"
+
+        def wide_splats(array: Pointer, start: Any, rows: int) -> list[list[Any]]:
+            # A row is loaded and widened as one vector: single entries would be gathered into vectors by LLVM, which is slow.
+            line = Emitter(emit.builder, case.dtype, width)
+            vectors = [line.load(array, emit.at(start, i * width), padded=True) for i in range(rows)]
+            if single:
+                vectors = [emit.builder.fpext(vector, Emitter(emit.builder, "float64", width).vector) for vector in vectors]
+            return [[emit.lane(vector, j) for j in range(width)] for vector in vectors]
+
+        for q in emit.blocks(wide):
+            rows = load_rows(emit, scratch.product, emit.at(place.product, q), width, wide)
+            for c in range(many):
+                token = emit.at(place.token, emit.times(stride, c))
+                matrix = wide_splats(recurrence.right, emit.times(token, width * width), width)
+                moved = [emit.dot(line, rows) for line in (zip(*matrix) if mirrored else matrix)]
+                values = wide_splats(recurrence.value, emit.times(token, rank * width), rank)
+                for r in range(rank):
+                    line = emit.dot(values[r], moved if mirrored else rows)
+                    line = emit.builder.fptrunc(line, outside.vector) if single else line
+                    outside.store(scratch.moved, emit.at(place.moved, q, (c * rank + r) * wide), line, padded=True)
+                rows = moved
+            for p in range(width):
+                emit.store(scratch.product, emit.at(place.product, q, p * wide), rows[p], padded=True)
+
+    return turn
+
+
+def _gather(case: Case, mirrored: bool, skips: bool, many: int) -> Any:
+    """`many` positions of one group: (D * write) (value^T W) of each into the update, and their decays into D."""
+    order, width, rank, row, has_right, varying = case.order, case.width, case.rank, case.row, case.has_right, case.varying
+    wide = padded_order("float64", width)
+
+    @simd(case.dtype, simd_lanes(case.dtype, order))
+    def gather(emit: Emitter, place: SummaryPlace, scratch: Behind, record: Pointers, stride: Any, next_vector: Any) -> None:
+        value, write, _, step, drift, right, _ = record
+        tokens = [emit.at(place.token, emit.times(stride, c)) for c in range(2 * many)]
+        vectors = [emit.at(place.vector, emit.times(next_vector, c)) for c in range(2 * many)]
+        for token, vector in zip(tokens[many:], vectors[many:]):
+            rows = ((value, token, rank * width), (write, vector, rank * order), (right, token, has_right * width**2))
+            for array, index, length in rows:
+                emit.prefetch(array, emit.times(index, length), length)
+        for n in emit.blocks(order):
+            decay = emit.load(scratch.decay, emit.at(place.decay, n), padded=True)
+            # Lanes that have forgotten everything by now take nothing more: most of them, in a long segment.
+            with emit.when_any(decay) if skips else contextlib.nullcontext():
+                update = load_rows(emit, scratch.update, emit.at(place.update, n), width, row)
+                drifts = None if varying else emit.load(drift, emit.at(emit.times(place.drift_row, order), n))
+                for c, (token, vector) in enumerate(zip(tokens[:many], vectors)):
+                    if varying:
+                        drifts = emit.load(drift, emit.at(emit.times(token, order), n))
+                    rate = emit.mul(emit.splat(step, token), emit.constant(math.log2(math.e)))
+                    further = emit.flush(emit.mul(emit.exp2(emit.mul(rate, drifts)), decay))
+                    for r in range(rank):
+                        where = emit.load(write, emit.at(emit.times(vector, rank * order), n, r * order))
+                        where = emit.mul(where, further if mirrored else decay)
+                        if has_right:
+                            array, source = scratch.moved, emit.at(place.moved, (c * rank + r) * wide)
+                        else:
+                            array, source = value, emit.at(emit.times(token, rank * width), r * width)
+                        (line,) = _splats(emit, array, source, 1, width)
+                        update = [emit.fma(where, x, h) for x, h in zip(line, update)]
+                    decay = further
+                for p in range(width):
+                    emit.store(scratch.update, emit.at(place.update, n, p * row), update[p], padded=True)
+                emit.store(scratch.decay, emit.at(place.decay, n), decay, padded=True)
+
+    return gather
+
+
+def _product(emit: Emitter, rows: list[Any], matrix: Pointer, start: Any, stride: int) -> list[Any]:
+    """rows [P] times the P x P matrix at `start`, whose columns begin every `stride` numbers.
+
+    One row after another, so that a matrix entry is loaded right where it is used.
+    """
+    width = len(rows)
+    down = width // stride
+    result: list[Any] = [None] * width
+    for p, x in enumerate(rows):
+        for q in range(width):
+            entry = emit.splat(matrix, emit.at(start, p * down + q * stride))
+            result[q] = emit.mul(x, entry) if p == 0 else emit.fma(x, entry, result[q])
+    return result
+
+
+def _tile(
+    emit: Emitter, width: int, count: int, array: Pointer, first: Any, row: int, matrix: Pointer, start: Any, stride: int
+) -> list[Any]:
+    """The same for `count` of the columns, the first at `start`, of rows that stand in `array`, one every `row` numbers."""
+    down = width // stride
+
+    def row_of(p: Any) -> Any:
+        return emit.load(array, emit.at(first, emit.times(p, row)), padded=True)
+
+    def entry_of(p: Any, q: int) -> Any:
+        return emit.splat(matrix, emit.at(start, emit.times(p, down), q * stride))
+
+    sums = [emit.variable() for _ in range(count)]
+    # A run-time loop, since what is unrolled has to be compiled.
+    for strip, several in emit.strips(width, STRIP):
+        for p in (emit.at(strip, i) for i in range(several)):
+            vector = row_of(p)
+            for q, total in enumerate(sums):
+                total.set(emit.fma(entry_of(p, q), vector, total.get()))
+    return [total.get() for total in sums]
+
+
+def load_rows(emit: Emitter, array: Pointer, start: Any, count: int, row: int) -> list[Any]:
+    """`count` vectors, one every `row` numbers from `start` on."""
+    return [emit.load(array, emit.at(start, i * row), padded=True) for i in range(count)]
+
+
+def _rows_of(case: Case, place: Place) -> tuple[Any, Any, Any]:
+    """Token, vector and the row of the vector's gradient: all the same where nothing is shared, so that addresses are too."""
+    return (place.token, place.vector, place.dvector) if case.shared else (place.token,) * 3
+
+
+def _store_vector(emit: Emitter, case: Case, gradient: Pointer, index: Any, vector: Any) -> None:
+    """The gradient of a write or read: added to that of the groups before where they share it."""
+    if case.shared:
+        vector = emit.add(emit.load(gradient, index), vector)
+    emit.store(gradient, index, vector, streamed=case.streamed and not case.shared)
+
+
+def _splats(emit: Emitter, array: Pointer, start: Any, rows: int, columns: int) -> list[list[Any]]:
+    return [[emit.splat(array, emit.at(start, i * columns + j)) for j in range(columns)] for i in range(rows)]
