@@ -228,8 +228,6 @@ class ShippoConfig(PreTrainedConfig):
         expect_size("ShippoConfig", "num_hidden_layers", self.num_hidden_layers)
         check_layer_types("ShippoConfig", self.num_hidden_layers, self.layer_types, self.attention_every)
         self.layer_types = self.kinds
-        if set(self.layer_types) & set(MASKS):
-            self.base_model_tp_plan = self.base_model_tp_plan | {"layers.*.mixer.qkv_proj": "colwise_gather_output"}
         if self.num_attention_heads is None:
             self.num_attention_heads = max(1, self.hidden_size // 64)
         super().__post_init__(**kwargs)
@@ -427,6 +425,8 @@ class ShippoModel(ShippoPreTrainedModel):
         names = [name for name, parameter in self.layers.named_parameters() if getattr(parameter, "_no_weight_decay", False)]
         self._keep_in_fp32_modules_strict = {name.removesuffix(".weight").rpartition(".")[2] for name in names}
         self.post_init()
+        if set(config.kinds) & set(MASKS):
+            self._tp_plan = {**(self._tp_plan or {}), "layers.*.mixer.qkv_proj": "colwise_gather_output"}
 
     @capture_outputs
     def forward(
