@@ -49,11 +49,11 @@ ROWS: dict[str, dict[str, dict[str, Any]]] = {
     },
     "recall": {
         "default": {},
-        "N 32": {"d_state": 32},
+        "N 16": {"d_state": 16},
         "N 64": {"d_state": 64},
         "language": LANGUAGE,
         "Q 4": {"num_bc_groups": 4},
-        "one set per group": PAPER_GEOMETRY | {"d_state": 16},
+        "one set per group": PAPER_GEOMETRY,
         "no right action": {"right": "none"},
     },
     "text": {
