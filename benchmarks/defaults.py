@@ -68,7 +68,7 @@ ROWS: dict[str, dict[str, dict[str, Any]]] = {
 }
 
 
-def text(layer: dict[str, Any], seed: int, steps: int) -> Trainee:
+def text(layer: dict[str, Any], seed: int, steps: int, split: str = "validation") -> Trainee:
     """Three layers on bytes."""
     task = TextTask(length=256, seed=seed)
     model = SequenceModel(SequenceConfig(n_layers=3, vocab_size=task.vocab_size, **layer))
@@ -78,18 +78,18 @@ def text(layer: dict[str, Any], seed: int, steps: int) -> Trainee:
         return F.cross_entropy(model(tokens).flatten(0, 1), target.flatten()), tokens.numel()
 
     def score() -> dict[str, float]:
-        return {"bits": task.evaluate(model, split="validation").bits_per_token}
+        return {"bits": task.evaluate(model, split=split).bits_per_token}
 
     return Trainee(model, loss_at, score, held_rate(steps, 0.0))
 
 
-def fit(trainee: Trainee, steps: int) -> dict[str, float]:
-    """AdamW 3e-3 without weight decay, gradients clipped at 1; the scores."""
+def fit(trainee: Trainee, steps: int, learning_rate: float = 3e-3) -> dict[str, float]:
+    """AdamW without weight decay, gradients clipped at 1; the scores."""
     model = trainee.model
-    optimizer = torch.optim.AdamW(model.parameters(), 3e-3, weight_decay=0.0, fused=True)
+    optimizer = torch.optim.AdamW(model.parameters(), learning_rate, weight_decay=0.0, fused=True)
     for step in range(steps):
         for group in optimizer.param_groups:
-            group["lr"] = 3e-3 * trainee.rate(step)
+            group["lr"] = learning_rate * trainee.rate(step)
         loss, _ = trainee.loss_at(step)
         optimizer.zero_grad()
         loss.backward()
