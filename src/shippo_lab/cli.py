@@ -46,7 +46,6 @@ WIDE = 110
 class Format(enum.StrEnum):
     text = "text"
     markdown = "markdown"
-    latex = "latex"
 
 
 class Device(enum.StrEnum):
@@ -156,15 +155,13 @@ def run(
     jobs: Annotated[int | None, typer.Option(help="Worker processes; by default one per core.")] = None,
     out: Annotated[Path | None, typer.Option(help="Folder of the run; by default runs/NAME.")] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Continue from the last checkpoints.")] = False,
-    earlier: Annotated[Path | None, typer.Option("--from", help="A result file whose rows a new run begins with.")] = None,
     force: Annotated[bool, typer.Option("--force", help="Replace the run that the folder holds.")] = False,
     rows: Annotated[
         list[str] | None, typer.Option("--rows", "--row", help="Only these rows, with commas between; may be repeated.")
     ] = None,
     wide: Wide = False,
 ) -> None:
-    """Train an experiment and write its result; --resume continues a run or adds rows and seeds to it; --from extends a
-    result file in a new folder.
+    """Train an experiment and write its result; --resume continues a run or adds rows and seeds to it.
 
     Example: [bold]shippo run paired --smoke[/]
     """
@@ -187,7 +184,6 @@ def run(
             jobs=jobs,
             out=out,
             resume=resume,
-            earlier=earlier,
             force=force,
             only=tuple(name for part in rows or () for name in part.split(",")),
         )
@@ -222,7 +218,7 @@ def table(
         elif format is Format.text:
             tables.show(_console(), experiment, result, wide=wide)
         else:
-            print((tables.as_markdown if format is Format.markdown else tables.as_latex)(experiment, result))
+            print(tables.as_markdown(experiment, result))
 
 
 @app.command(rich_help_panel=EVIDENCE)

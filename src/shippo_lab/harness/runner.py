@@ -177,42 +177,6 @@ def assemble(experiment: Experiment, rows: tuple[Any, ...], folder: Path, manife
     return Result.from_json(content, str(folder / "result.json"))
 
 
-def unpack(experiment: Experiment, known: tuple[Any, ...], result: Result, folder: Path) -> None:
-    """Write the finished rows of a result as a run's folder that can be extended: the reverse of `assemble`."""
-    rows, configs = dict(result.rows), []
-    for config in known:
-        row = rows.pop(config.name, None)
-        if row is None:
-            continue
-        now, count = as_json(config), len(row.seeds)
-        if any(now.get(key) != value for key, value in row.config.items() if key != "num_seeds"):
-            raise ValueError(
-                f"row {config.name!r} of {result.source} has another configuration than it has today; train it again"
-            )
-        if set(row.seeds) != set(range(count)):
-            raise ValueError(
-                f"row {config.name!r} of {result.source} has seeds {row.seeds}; expected 0 to {count - 1}; train it again"
-            )
-        configs.append(now | {"num_seeds": count})
-        notes = dict(row.notes)
-        diverged = dict(end.split(": ", 1) for end in notes.pop("diverged_at", "").split("; ") if end)
-        for unit in split_into_units((dataclasses.replace(config, num_seeds=count),), experiment):
-            at = [row.seeds.index(seed) for seed in unit.seeds]
-            metrics = {name: [values[k] for k in at] for name, values in row.metrics.items()}
-            curves = {
-                name: evaluations if name == "step" else [[values[k] for k in at] for values in evaluations]
-                for name, evaluations in row.curves.items()
-            }
-            first = f"seed {unit.seeds[0]}"
-            own_notes = notes | ({"diverged_at": diverged[first]} if first in diverged else {})
-            part = {"metrics": metrics, "curves": curves, "notes": own_notes}
-            write_json(unit.file(folder), {"seconds": row.seconds * len(at) / count, **part})
-    if rows:
-        raise ValueError(f"{result.source} has rows that {experiment.name} does not have: {', '.join(rows)}")
-    manifest = {"experiment": result.experiment, "preset": result.preset, "versions": result.versions}
-    write_json(folder / "manifest.json", manifest | {"wall_seconds": result.seconds, "configs": configs})
-
-
 def _read_manifest(path: Path) -> dict[str, Any]:
     manifest = checked_fields(
         read_json(path), str(path), experiment=str, preset=str, configs=list, versions=dict, wall_seconds=NUMBER
@@ -304,7 +268,6 @@ def run(
     out: Path | None = None,
     resume: bool = False,
     force: bool = False,
-    earlier: Path | None = None,
     only: tuple[str, ...] = (),
     display: Display | None = None,
 ) -> Result:
@@ -315,7 +278,6 @@ def run(
         jobs: worker processes; by default one per core, at most one per unit. One job runs in this process.
         out: folder of the run; by default runs/NAME, or runs/NAME-PRESET.
         resume: continue the run in the folder; new rows and seeds are added to it. force: replace it.
-        earlier: a result file whose finished rows a new run begins with.
         only: names of the rows to train; by default all.
     """
     preset = preset or experiment.default_preset
@@ -336,12 +298,6 @@ def run(
         "versions": versions(),
         "wall_seconds": 0.0,
     }
-    result = None if earlier is None else experiment.result(earlier)
     with locked(folder):
-        if result is not None:
-            if (folder / "manifest.json").exists():
-                raise ValueError(f"{folder} holds a run already; --from needs a new folder; choose another --out")
-            with as_user_error(earlier):
-                unpack(experiment, known, result, folder)
-        manifest = _open_folder(folder, manifest, resume or earlier is not None, force)
+        manifest = _open_folder(folder, manifest, resume, force)
         return _train_units(experiment, known, rows, folder, manifest, jobs, display or make_display())

@@ -15,7 +15,7 @@ from shippo_lab.experiments.paired import experiment as paired
 from shippo_lab.harness.experiment import Progress, RowConfig, RowResult, Session
 from shippo_lab.harness.progress import Display, Lines, clock
 from shippo_lab.harness.runner import Unit, run, split_into_units
-from shippo_lab.harness.store import locked, read_json, write_json
+from shippo_lab.harness.store import locked, read_json
 from shippo_lab.harness.tables import budget
 
 CHOSEN = ("no-right-r1", "learned-zero")
@@ -103,28 +103,6 @@ def test_rows_and_seeds_are_added_to_a_run(tmp_path):
     # Fewer seeds than there are take none away.
     again = run(small(stack=1), out=tmp_path / "grown", jobs=1, only=(last,), seeds=1, resume=True, display=Display())
     assert numbers(again) == numbers(whole)
-
-
-def test_a_result_file_is_enough_to_add_rows_to(tmp_path):
-    """A committed result outlives the folder of its run."""
-    whole = run(small(stack=1), out=tmp_path / "whole", jobs=1, only=CHOSEN, display=Display())
-    first, last = CHOSEN
-    run(small(stack=1), out=tmp_path / "a", jobs=1, only=(first,), display=Display())
-    file = tmp_path / "a" / "result.json"
-    content = read_json(file)
-    content["rows"][0]["notes"]["diverged_at"] = "seed 1: step 3"
-    del content["rows"][0]["config"]["clip"]
-    write_json(file, content)
-    grown = run(small(stack=1), out=tmp_path / "b", jobs=1, only=(last,), earlier=file, display=Display())
-    assert numbers(grown) == numbers(whole)
-    assert grown.rows[first].notes["diverged_at"] == "seed 1: step 3"
-    assert read_json(tmp_path / "b" / "result.json")["wall_seconds"] > content["wall_seconds"]
-    with pytest.raises(ValueError, match="a new folder"):
-        run(small(stack=1), out=tmp_path / "b", jobs=1, only=(last,), earlier=file, display=Display())
-    content["rows"][0]["config"]["learning_rate"] = 1.0
-    write_json(file, content)
-    with pytest.raises(ValueError, match="another configuration than it has today"):
-        run(small(stack=1), out=tmp_path / "c", jobs=1, only=(last,), earlier=file, display=Display())
 
 
 def test_unknown_names_are_refused(tmp_path):

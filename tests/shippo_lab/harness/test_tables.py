@@ -15,7 +15,7 @@ from shippo_lab.harness.experiment import Column, Progress, RowConfig, Verdict
 from shippo_lab.harness.plots import overview
 from shippo_lab.harness.progress import Live
 from shippo_lab.harness.runner import Unit
-from shippo_lab.harness.tables import as_data, as_latex, as_markdown, as_narrow_text, as_text, facts, lines, show
+from shippo_lab.harness.tables import as_data, as_markdown, as_text, facts, lines, show
 from tests.shippo_lab.harness.conftest import finished
 
 
@@ -28,9 +28,6 @@ def test_layouts_show_both_sources_and_the_verdict(toy, toy_result):
     assert "| Right | ours | 1.5e-07 ± 7.1e-08 | 1 ± 0 | holds: falls -> 0 |" in markdown
     assert "DOES NOT HOLD: falls -> 0" in markdown
     assert "tab:toy" in markdown
-    latex = as_latex(toy, toy_result)
-    assert latex.startswith(r"\begin{tabular}")
-    assert r"Plain\_one & ours & 0.0003 $\pm$ 0.00014 & -- \\" in latex
     console = Console(width=200, record=True, file=io.StringIO())
     console.print(as_text(toy, toy_result))
     assert "does not hold: falls" in console.export_text()
@@ -53,15 +50,14 @@ def printed(thing, width=80):
 
 
 def test_labels_and_verdicts_are_shown_as_they_are(toy, toy_result):
-    """Brackets are no markup, a bar no column, a backslash no command."""
+    """Brackets are no markup, a bar no column."""
     label = r"[red]R[/] | [b \macro{x} $y$"
     toy_result.rows = {"right": toy_result.rows["right"]._replace(label=label)}
     toy = replace(toy, title="[/] title", judge=lambda result: {"right": Verdict(True, "[bold]falls")})
     assert label in printed(as_text(toy, toy_result), 160)
     assert "holds: [bold]falls" in printed(as_text(toy, toy_result), 160)
-    assert "[/] title" in printed(as_narrow_text(toy, toy_result))
+    assert "[/] title" in printed(as_text(toy, toy_result, narrow=True))
     assert r"\| [b" in as_markdown(toy, toy_result)
-    assert r"\textbackslash macro\{x\} \$y\$" in as_latex(toy, toy_result)
 
 
 def test_a_diverged_row_is_shown(toy, toy_result):
@@ -71,7 +67,7 @@ def test_a_diverged_row_is_shown(toy, toy_result):
     for text in (
         as_markdown(toy, toy_result),
         printed(as_text(toy, toy_result), 160),
-        printed(as_narrow_text(toy, toy_result)),
+        printed(as_text(toy, toy_result, narrow=True)),
     ):
         assert "diverged" in text
         assert text.count("nan") >= 2
@@ -116,7 +112,7 @@ def test_a_terminal_of_80_columns_cuts_no_verdict(experiment):
         result = experiment.result(store.committed() / f"{experiment.name}.json")
     except FileNotFoundError:
         pytest.skip("no committed result")
-    text = printed(as_narrow_text(experiment, result))
+    text = printed(as_text(experiment, result, narrow=True))
     verdicts = experiment.verdicts(result).values()
     body = text.split("results/")[0]
     assert body.count("does not hold") == sum(not verdict.holds for verdict in verdicts)
