@@ -6,16 +6,18 @@ import re
 from dataclasses import replace
 from itertools import pairwise
 
+import numpy as np
 import pytest
 from rich.console import Console
 
 from shippo_lab.experiments import all_experiments
 from shippo_lab.harness import store
 from shippo_lab.harness.experiment import Column, Progress, RowConfig, Verdict
-from shippo_lab.harness.plots import overview
+from shippo_lab.harness.plots import overview, reconstruction
 from shippo_lab.harness.progress import Live
 from shippo_lab.harness.runner import Unit
 from shippo_lab.harness.tables import as_data, as_markdown, as_text, facts, lines, show
+from shippo_ssm.projection import LegS, ProjectionMemory, Transport
 from tests.shippo_lab.harness.conftest import finished
 
 
@@ -136,3 +138,12 @@ def test_the_progress_line_keeps_its_bar(width):
 def test_the_picture_of_the_lift(tmp_path):
     overview(tmp_path / "overview.svg")
     assert "<svg" in (tmp_path / "overview.svg").read_text()
+
+
+def test_a_signal_is_drawn_with_both_reconstructions(tmp_path):
+    memory = ProjectionMemory(LegS(8), Transport(np.array([[0.0, -1.0], [1.0, 0.0]]), 2))
+    figure = reconstruction(memory, lambda t: np.array([np.sin(2 * t), t]), 2.0)
+    assert len(figure.axes) == 2
+    assert [line.get_label() for line in figure.axes[0].lines] == ["signal", "HiPPO", "SHiPPO"]
+    figure.savefig(tmp_path / "signal.png")
+    assert (tmp_path / "signal.png").stat().st_size > 5000
