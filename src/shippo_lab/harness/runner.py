@@ -22,10 +22,11 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
+from rich.console import Console
 
 from shippo_lab.harness.experiment import Experiment, Progress, Result, RowResult, Session
 from shippo_lab.harness.malloc import keep_freed_memory
-from shippo_lab.harness.progress import Display, make_display
+from shippo_lab.harness.progress import Display, Lines
 from shippo_lab.harness.store import NUMBER, as_json, as_user_error, checked_fields, locked, read_json, versions, write_json
 
 Train = Callable[[Any, tuple[int, ...], Session], RowResult]
@@ -240,7 +241,7 @@ def _train_units(
     jobs = min(jobs or os.cpu_count() or 1, max(1, len(open_units)))
     begun, before = time.monotonic(), manifest["wall_seconds"]
     try:
-        with display.show(experiment.name, units, {unit.index for unit in open_units}, jobs):
+        with display.show(experiment.name, units, {unit.index for unit in open_units}):
             if jobs > 1:
                 _parallel(experiment, open_units, folder, display, jobs)
             else:
@@ -300,4 +301,4 @@ def run(
     }
     with locked(folder):
         manifest = _open_folder(folder, manifest, resume, force)
-        return _train_units(experiment, known, rows, folder, manifest, jobs, display or make_display())
+        return _train_units(experiment, known, rows, folder, manifest, jobs, display or Lines(Console(stderr=True)))

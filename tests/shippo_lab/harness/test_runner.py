@@ -181,7 +181,7 @@ def test_time_left_counts_units_that_have_not_begun(per_step, monkeypatch):
     units = [Unit(i, RowConfig(steps=100), (0,), cost=1.2 if i == 3 else 1.0) for i in range(4)]
     display, now = Display(), iter([0.0, 5.0])
     monkeypatch.setattr("time.monotonic", lambda: next(now))
-    with display.show("paired", units, {1, 2, 3}, 2):
+    with display.show("paired", units, {1, 2, 3}):
         assert display.left() == ""
         # A unit may count something else than steps.
         display.progress(Progress(1, 10 * per_step, 100 * per_step, {}))
@@ -196,7 +196,7 @@ def test_plain_lines_say_how_far(capsys):
 
     units = [Unit(0, RowConfig(name="row", steps=10), (0,))]
     lines = Lines(Console(), every=0.0)
-    with lines.show("paired", units, {0}, 1):
+    with lines.show("paired", units, {0}):
         lines.progress(Progress(0, 1, 10, {}))
         lines.progress(Progress(0, 5, 10, {"nmse": 0.5}))
     out = capsys.readouterr().out
