@@ -31,6 +31,7 @@ from shippo_lab.harness.store import NUMBER, as_json, as_user_error, checked_fie
 
 Train = Callable[[Any, tuple[int, ...], Session], RowResult]
 MAX_SEEDS = 10_000
+SAME_RUN = "continue it with the same options, or choose another --out"
 
 
 class Unit(NamedTuple):
@@ -50,21 +51,12 @@ class Unit(NamedTuple):
         return folder / "units" / f"{self.name}.json"
 
 
-class Failure(NamedTuple):
-    """A unit that raised; an error that the user can repair (a full disk, a damaged file) has no trace."""
-
-    unit: Unit
-    error: str
-    trace: str
-
-
 def split_into_units(rows: tuple[Any, ...], experiment: Experiment) -> list[Unit]:
     """Rows -> units of at most `experiment.stack` seeds."""
     units = []
     for config in rows:
         for start in range(0, config.num_seeds, experiment.stack):
-            seeds = config.seeds[start : start + experiment.stack]
-            units.append(Unit(len(units), config, seeds, experiment.cost(config)))
+            units.append(Unit(len(units), config, config.seeds[start : start + experiment.stack], experiment.cost(config)))
     return units
 
 
@@ -75,9 +67,8 @@ def finish_unit(train: Train, unit: Unit, folder: Path, notify: Callable[[Progre
     result = train(unit.config, unit.seeds, Session(unit.index, checkpoint, notify))
     for name, values in result.metrics.items():
         if len(values) != len(unit.seeds):
-            raise ValueError(
-                f"metric {name!r} of row {unit.config.name!r} has {len(values)} numbers for {len(unit.seeds)} seeds"
-            )
+            row, count = unit.config.name, len(unit.seeds)
+            raise ValueError(f"metric {name!r} of row {row!r} has {len(values)} numbers for {count} seeds")
     seconds = result.notes.pop("train_seconds", time.monotonic() - begun)
     write_json(unit.file(folder), {"seconds": seconds, **dataclasses.asdict(result)})
     checkpoint.unlink(missing_ok=True)
@@ -101,8 +92,12 @@ def _work(train: Train, folder: Path, threads: int, tasks, events) -> None:
         try:
             finish_unit(train, unit, folder, events.put)
             events.put(unit)
+        except (OSError, ValueError) as error:
+            # What the user can repair: a full disk, a damaged file.
+            events.put(ValueError(f"row {unit.config.name!r}: {error}; continue with --resume"))
+            return
         except Exception as error:
-            events.put(Failure(unit, str(error), "" if isinstance(error, (OSError, ValueError)) else traceback.format_exc()))
+            events.put(RuntimeError(f"row {unit.config.name!r} failed: {error}\n{traceback.format_exc()}"))
             return
 
 
@@ -132,10 +127,8 @@ def _parallel(experiment: Experiment, units: list[Unit], folder: Path, display: 
             elif isinstance(event, Unit):
                 display.finished(event.index)
                 left -= 1
-            elif event.trace:
-                raise RuntimeError(f"row {event.unit.config.name!r} failed: {event.error}\n{event.trace}")
             else:
-                raise ValueError(f"row {event.unit.config.name!r}: {event.error}; continue with --resume")
+                raise event
     finally:
         for worker in workers:
             if left:
@@ -143,20 +136,17 @@ def _parallel(experiment: Experiment, units: list[Unit], folder: Path, display: 
             worker.join()
 
 
-def _read_unit(file: Path) -> dict[str, Any]:
-    return checked_fields(read_json(file), str(file), seconds=NUMBER, metrics=dict, curves=dict, notes=dict)
-
-
 def assemble(experiment: Experiment, rows: tuple[Any, ...], folder: Path, manifest: dict[str, Any]) -> Result:
     """Join the finished units into rows and write `result.json`; a row has the seeds that are finished."""
     units = split_into_units(rows, experiment)
+    types: dict[str, Any] = {"seconds": NUMBER, "metrics": dict, "curves": dict, "notes": dict}
     finished = []
     for config in rows:
         own = [unit for unit in units if unit.config.name == config.name and unit.file(folder).exists()]
         if not own:
             continue
-        parts = [_read_unit(unit.file(folder)) for unit in own]
-        joined = {key: parts[0][key] for key in ("metrics", "curves", "notes")}
+        parts = [checked_fields(read_json(file), str(file), **types) for file in (unit.file(folder) for unit in own)]
+        joined = parts[0] | {"seconds": sum(part["seconds"] for part in parts)}
         for part in parts[1:]:
             for name, values in part["metrics"].items():
                 joined["metrics"][name] = joined["metrics"][name] + values
@@ -164,14 +154,11 @@ def assemble(experiment: Experiment, rows: tuple[Any, ...], folder: Path, manife
                 # A seed that diverged has fewer evaluations than the others, or none: keep what all have.
                 if name != "step" and name in joined["curves"]:
                     joined["curves"][name] = [a + b for a, b in zip(joined["curves"][name], evaluations)]
-        diverged = [
-            (unit.seeds[0], part["notes"]["diverged_at"]) for unit, part in zip(own, parts) if "diverged_at" in part["notes"]
-        ]
-        if diverged:
-            joined["notes"]["diverged_at"] = "; ".join(f"seed {seed}: {place}" for seed, place in diverged)
+        ends = ((unit.seeds[0], part["notes"].get("diverged_at")) for unit, part in zip(own, parts))
+        if diverged := "; ".join(f"seed {seed}: {place}" for seed, place in ends if place):
+            joined["notes"]["diverged_at"] = diverged
         seeds = [seed for unit in own for seed in unit.seeds]
-        row = {"name": config.name, "label": config.label, "config": as_json(config), "seeds": seeds}
-        finished.append({**row, "seconds": sum(part["seconds"] for part in parts), **joined})
+        finished.append({"name": config.name, "label": config.label, "config": as_json(config), "seeds": seeds, **joined})
     complete = all(unit.file(folder).exists() for unit in units)
     content = {**manifest, "complete": complete, "rows": finished}
     write_json(folder / "result.json", content)
@@ -200,10 +187,7 @@ def _joined(folder: Path, held: list[dict[str, Any]], asked: list[dict[str, Any]
         earlier = found.get(config["name"], config)
         most = {"num_seeds": max(earlier["num_seeds"], config["num_seeds"])}
         if earlier | most != config | most:
-            raise ValueError(
-                f"{folder} holds row {config['name']!r} with another configuration; continue it with the same options, or "
-                "choose another --out"
-            )
+            raise ValueError(f"{folder} holds row {config['name']!r} with another configuration; {SAME_RUN}")
         found[config["name"]] = config | most
     return list(found.values())
 
@@ -217,9 +201,7 @@ def _open_folder(folder: Path, manifest: dict[str, Any], resume: bool, force: bo
         earlier = _read_manifest(path)
         for key in ("experiment", "preset"):
             if earlier[key] != manifest[key]:
-                raise ValueError(
-                    f"{folder} holds a run with another {key}; continue it with the same options, or choose another --out"
-                )
+                raise ValueError(f"{folder} holds a run with another {key}; {SAME_RUN}")
         manifest = earlier | {"configs": _joined(folder, earlier["configs"], manifest["configs"])}
     elif force:
         for name in ("units", "checkpoints"):
