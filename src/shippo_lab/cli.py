@@ -14,10 +14,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
+from rich.console import Console
+from rich.table import Column, Table
+from rich.text import Text
 
 if TYPE_CHECKING:
-    from rich.console import Console
-
     from shippo_lab.harness.experiment import Experiment, Result
 
 app = typer.Typer(
@@ -43,20 +44,12 @@ Smoke = Annotated[bool, typer.Option("--smoke", help="The same rows in seconds, 
 WIDE = 110
 
 
-class Format(enum.StrEnum):
-    text = "text"
-    markdown = "markdown"
-
-
-class Device(enum.StrEnum):
-    cpu = "cpu"
-    cuda = "cuda"
+Format = enum.StrEnum("Format", ["text", "markdown"])
+Device = enum.StrEnum("Device", ["cpu", "cuda"])
 
 
 def _console(stderr: bool = False) -> Console:
     """A console as wide as the terminal; 200 columns for a pipe or a log."""
-    from rich.console import Console
-
     console = Console(stderr=stderr)
     return console if console.is_terminal else Console(stderr=stderr, width=200)
 
@@ -130,19 +123,17 @@ def list_experiments(as_json: Json = False, wide: Wide = False) -> None:
         rows = [{key: getattr(e, key) for key in keys} | more for e, more in zip(experiments, own)]
         print(json.dumps(rows, indent=1))
         return
-    from rich.table import Table
-
     console = _console()
     every = wide or console.width >= WIDE
-    table = Table("Name", "What it shows", *(["Protocol"] if every else []), show_lines=True)
-    table.add_column("Two cores", min_width=12)
+    table = Table("Name", "What it shows", Column("Two cores", min_width=12), show_lines=True)
     if every:
+        table.add_column("Protocol")
         table.add_column("Presets")
     else:
         table.caption = "--wide shows protocols and presets as well"
     for e in experiments:
-        cells = (e.protocol, e.wall_time, ", ".join(e.presets)) if every else (e.wall_time,)
-        table.add_row(f"[bold]{e.name}", f"{e.claim}\n[dim]{outcomes[e.name]}", *cells)
+        more = (e.protocol, ", ".join(e.presets)) if every else ()
+        table.add_row(f"[bold]{e.name}", f"{e.claim}\n[dim]{outcomes[e.name]}", e.wall_time, *more)
     console.print(table, width=max(console.width, WIDE) if wide else None)
 
 
@@ -170,25 +161,18 @@ def run(
     from shippo_lab.harness.runner import run as run_experiment
     from shippo_lab.harness.tables import show
 
-    experiment, preset = get(name), _preset(preset, smoke)
+    experiment = get(name)
     if jobs is not None and jobs < 1:
         raise ValueError(f"--jobs is {jobs}; expected 1 or more")
     if jobs == 1:
         # One job runs in this process.
         keep_freed_memory()
     try:
-        result = run_experiment(
-            experiment,
-            preset,
-            seeds=seeds,
-            jobs=jobs,
-            out=out,
-            resume=resume,
-            force=force,
-            only=tuple(name for part in rows or () for name in part.split(",")),
-        )
+        only = tuple(name for part in rows or () for name in part.split(","))
+        preset = _preset(preset, smoke)
+        result = run_experiment(experiment, preset, seeds=seeds, jobs=jobs, out=out, resume=resume, force=force, only=only)
     except KeyboardInterrupt:
-        again = " ".join(word for word in sys.argv[1:] if word not in ("--resume", "--force")) or f"run {name}"
+        again = " ".join(word for word in sys.argv[1:] if word not in ("--resume", "--force"))
         _print_line(f"interrupted; continue with `shippo {again} --resume`", stderr=True)
         raise
     show(_console(), experiment, result, wide=wide)
@@ -347,9 +331,6 @@ def inspect(
         return
     if not rows:
         raise ValueError(f"{checkpoint} has no layer with a right action; there is nothing to inspect")
-    from rich.table import Table
-    from rich.text import Text
-
     grid = Table(*rows[0], title=Text(f"Right actions of {checkpoint}"))
     for row in rows:
         grid.add_row(*(f"{value:.3g}" if isinstance(value, float) else str(value) for value in row.values()))
