@@ -181,7 +181,8 @@ class FinishedRow(NamedTuple):
                 raise ValueError(f"{where} has {values!r} as metric {key!r}; expected {count} numbers, one per seed; {AGAIN}")
         if not isinstance(found["config"].get("steps", 0), int):
             raise ValueError(f"{where} has {found['config']['steps']!r} steps; expected a number; {AGAIN}")
-        return cls(**found | {key: FileDict(found[key], f"{where}: `{key}`") for key in dicts})
+        found |= {key: FileDict(found[key], f"{where}: `{key}`") for key in dicts}
+        return cls(**found)
 
     def mean(self, key: str) -> float:
         """Mean over seeds; unlike `statistics.fmean` it accepts infinities of both signs."""

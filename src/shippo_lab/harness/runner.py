@@ -146,7 +146,7 @@ def assemble(experiment: Experiment, rows: tuple[Any, ...], folder: Path, manife
         if not own:
             continue
         parts = [checked_fields(read_json(file), str(file), **types) for file in (unit.file(folder) for unit in own)]
-        joined = parts[0] | {"seconds": sum(part["seconds"] for part in parts)}
+        joined: dict[str, Any] = parts[0] | {"seconds": sum(part["seconds"] for part in parts)}
         for part in parts[1:]:
             for name, values in part["metrics"].items():
                 joined["metrics"][name] = joined["metrics"][name] + values

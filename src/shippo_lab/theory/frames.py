@@ -128,7 +128,7 @@ def rotation_does_not_reduce() -> float:
     """||C_S - C_H|| and ||C_S A_R||"""
     turn = _rotation(1.3)
     C, plain = (ProjectionMemory(LegS(6), path).project(lambda t: signal(t)[:2], TIME) for path in (turn, None))
-    return min(gap(C, plain), np.linalg.norm(C @ turn.generator(TIME)) / np.linalg.norm(C))
+    return min(gap(C, plain), float(np.linalg.norm(C @ turn.generator(TIME)) / np.linalg.norm(C)))
 
 
 @check("app. B.4, Lemma", "Frame representation: P(t, tau) = V(tau)^-1 V(t)", at_most=1e-10)
