@@ -77,6 +77,7 @@ def _options(
 
 
 def _preset(preset: str | None, smoke: bool) -> str | None:
+    """The preset, where --smoke stands for one."""
     if smoke and preset not in (None, "smoke"):
         raise ValueError(f"--smoke and --preset {preset} exclude each other; give one of them")
     return "smoke" if smoke else preset

@@ -10,11 +10,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from shippo_ssm.projection import ProjectionMemory
+from shippo_ssm.projection.signals import as_signal
+
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
-
-    from shippo_ssm.projection import ProjectionMemory
 
 OURS, PAPER, PLAIN, BOUND = "#1b6ca8", "#8c8c8c", "#c44e52", "#4c9f70"
 SERIES = ("#4477aa", "#ee6677", "#228833", "#ccbb44", "#aa3377", "#66ccee")
@@ -95,9 +96,6 @@ def reconstruction(memory: ProjectionMemory, f: Any, t: float, *, num_points: in
 
     `f` is a callable time -> [d] or `Samples`; both memories have the measure of `memory`.
     """
-    from shippo_ssm.projection import ProjectionMemory
-    from shippo_ssm.projection.signals import as_signal
-
     signal = as_signal(f)
     tau = np.linspace(max(memory.measure._start(t), 0.0), t, num_points)
     fixed = ProjectionMemory(memory.measure)

@@ -66,13 +66,11 @@ def _by_section(rows: Sequence[CheckResult]) -> Table:
 def _select(only: str | Sequence[str] | None) -> list[str]:
     """Names of the checks that contain one of the given parts, in the order of the paper."""
     parts = [only] if isinstance(only, str) else list(only or ())
-    unknown = [part for part in parts if not any(part in name for name in CHECKS)]
-    if unknown:
-        close = difflib.get_close_matches(unknown[0], CHECKS, 3, 0.4) or list(CHECKS)[:3]
-        raise ValueError(
-            f"verify: `only` is {unknown[0]!r}; expected a part of the name of a check, such as {', '.join(close)}; all of "
-            "them are the keys of shippo_lab.theory.CHECKS"
-        )
+    for part in parts:
+        if not any(part in name for name in CHECKS):
+            close = ", ".join(difflib.get_close_matches(part, CHECKS, 3, 0.4) or list(CHECKS)[:3])
+            expected = f"expected a part of the name of a check (the keys of shippo_lab.theory.CHECKS), such as {close}"
+            raise ValueError(f"verify: `only` is {part!r}; {expected}")
     return [name for name in CHECKS if not parts or any(part in name for part in parts)]
 
 
