@@ -12,8 +12,8 @@ from pathlib import Path
 
 import numpy as np
 
+from shippo_lab.harness import plots
 from shippo_lab.harness.experiment import Experiment, FinishedRow, Result, paper_row
-from shippo_lab.harness.plots import overview
 from shippo_lab.harness.tables import as_markdown, facts, number, our_number
 from shippo_ssm.projection import LegS, ProjectionMemory, Transport
 
@@ -34,7 +34,6 @@ def share(experiment: Experiment, row: FinishedRow) -> str:
 
 def reconstruction(path: Path) -> None:
     """A signal seen by a turning sensor, read back from twelve coefficients in a fixed and in a turning frame."""
-    from shippo_lab.theory.plots import plot_reconstruction
 
     def turning(t: float) -> np.ndarray:
         slow = np.array([0.5 + np.sin(1.5 * t), 1.2 * np.cos(t) - 0.3 * t])
@@ -42,7 +41,7 @@ def reconstruction(path: Path) -> None:
         return slow @ np.array([[cos, -sin], [sin, cos]])
 
     memory = ProjectionMemory(LegS(12), Transport(np.array([[0.0, -10.0], [10.0, 0.0]]), 2))
-    plot_reconstruction(memory, turning, 2.0).savefig(path, dpi=110)
+    plots.reconstruction(memory, turning, 2.0).savefig(path, dpi=110)
 
 
 @dataclass(frozen=True)
@@ -100,7 +99,10 @@ class Pages:
 
     def pictures(self) -> dict[str, Callable[[Path], object]]:
         """Path in `docs/_static` -> what draws it; figures of experiments, which the wheel has too, only with a result."""
-        drawn: dict[str, Callable[[Path], object]] = {"reconstruction.png": reconstruction, "figures/overview.svg": overview}
+        drawn: dict[str, Callable[[Path], object]] = {
+            "reconstruction.png": reconstruction,
+            "figures/overview.svg": plots.overview,
+        }
         for experiment, result in self.found():
             if result is not None and experiment.figure is not None:
                 drawn[f"figures/{experiment.name}.svg"] = partial(experiment.figure, result)

@@ -658,8 +658,6 @@ def entry_commands() -> Iterator[Bad]:
     yield said("inspect file", "folder of save_checkpoint")
     yield said("inspect", "CHECKPOINT")
     yield said("bench --device tpu", "tpu")
-    yield said("run paired --from missing.json --out new", "no result of 'paired'", "missing.json")
-    yield said("run paired --from other.json --out new", "is a result of 'other'")
 
 
 RESULT = {
@@ -685,7 +683,7 @@ MANIFEST = {"experiment": "paired", "preset": "smoke", "configs": [], "versions"
 
 
 def entry_runs() -> Iterator[Bad]:
-    """Folders and files that a run cannot continue: manifests, finished units, checkpoints, and files for --from."""
+    """Folders and files that a run cannot continue: manifests, finished units and checkpoints."""
 
     def resumed(what: str, files: dict[str, Any], *words: str) -> Bad:
         def call() -> None:
@@ -713,19 +711,6 @@ def entry_runs() -> Iterator[Bad]:
     yield resumed(
         "a checkpoint is text", {"checkpoints/no-right-r1.s0-s1.safetensors": "nothing"}, "no-right-r1.s0-s1.safetensors"
     )
-
-    def extended(what: str, content: Any, *words: str) -> Bad:
-        def call() -> None:
-            Path("bad.json").write_text(content if isinstance(content, str) else json.dumps(content))
-            shippo("run", "paired", "--from", "bad.json", "--out", "extended")
-
-        return bad(f"run --from: {what}", call, "bad.json", *words)
-
-    for content in ("", "{", "[]", "{}", "3"):
-        yield extended(f"the file is {content!r}", content)
-    yield extended("no rows", RESULT | {"rows": []}, "no finished row")
-    for key in RESULT:
-        yield extended(f"without {key}", {name: value for name, value in RESULT.items() if name != key}, f"'{key}'")
 
 
 def entry_results() -> Iterator[Bad]:

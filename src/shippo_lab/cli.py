@@ -14,10 +14,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
+from rich.console import Console
+from rich.table import Column, Table
+from rich.text import Text
 
 if TYPE_CHECKING:
-    from rich.console import Console
-
     from shippo_lab.harness.experiment import Experiment, Result
 
 app = typer.Typer(
@@ -43,21 +44,12 @@ Smoke = Annotated[bool, typer.Option("--smoke", help="The same rows in seconds, 
 WIDE = 110
 
 
-class Format(enum.StrEnum):
-    text = "text"
-    markdown = "markdown"
-    latex = "latex"
-
-
-class Device(enum.StrEnum):
-    cpu = "cpu"
-    cuda = "cuda"
+Format = enum.StrEnum("Format", ["text", "markdown"])
+Device = enum.StrEnum("Device", ["cpu", "cuda"])
 
 
 def _console(stderr: bool = False) -> Console:
     """A console as wide as the terminal; 200 columns for a pipe or a log."""
-    from rich.console import Console
-
     console = Console(stderr=stderr)
     return console if console.is_terminal else Console(stderr=stderr, width=200)
 
@@ -85,6 +77,7 @@ def _options(
 
 
 def _preset(preset: str | None, smoke: bool) -> str | None:
+    """The preset, where --smoke stands for one."""
     if smoke and preset not in (None, "smoke"):
         raise ValueError(f"--smoke and --preset {preset} exclude each other; give one of them")
     return "smoke" if smoke else preset
@@ -131,19 +124,17 @@ def list_experiments(as_json: Json = False, wide: Wide = False) -> None:
         rows = [{key: getattr(e, key) for key in keys} | more for e, more in zip(experiments, own)]
         print(json.dumps(rows, indent=1))
         return
-    from rich.table import Table
-
     console = _console()
     every = wide or console.width >= WIDE
-    table = Table("Name", "What it shows", *(["Protocol"] if every else []), show_lines=True)
-    table.add_column("Two cores", min_width=12)
+    table = Table("Name", "What it shows", Column("Two cores", min_width=12), show_lines=True)
     if every:
+        table.add_column("Protocol")
         table.add_column("Presets")
     else:
         table.caption = "--wide shows protocols and presets as well"
     for e in experiments:
-        cells = (e.protocol, e.wall_time, ", ".join(e.presets)) if every else (e.wall_time,)
-        table.add_row(f"[bold]{e.name}", f"{e.claim}\n[dim]{outcomes[e.name]}", *cells)
+        more = (e.protocol, ", ".join(e.presets)) if every else ()
+        table.add_row(f"[bold]{e.name}", f"{e.claim}\n[dim]{outcomes[e.name]}", e.wall_time, *more)
     console.print(table, width=max(console.width, WIDE) if wide else None)
 
 
@@ -156,15 +147,13 @@ def run(
     jobs: Annotated[int | None, typer.Option(help="Worker processes; by default one per core.")] = None,
     out: Annotated[Path | None, typer.Option(help="Folder of the run; by default runs/NAME.")] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Continue from the last checkpoints.")] = False,
-    earlier: Annotated[Path | None, typer.Option("--from", help="A result file whose rows a new run begins with.")] = None,
     force: Annotated[bool, typer.Option("--force", help="Replace the run that the folder holds.")] = False,
     rows: Annotated[
         list[str] | None, typer.Option("--rows", "--row", help="Only these rows, with commas between; may be repeated.")
     ] = None,
     wide: Wide = False,
 ) -> None:
-    """Train an experiment and write its result; --resume continues a run or adds rows and seeds to it; --from extends a
-    result file in a new folder.
+    """Train an experiment and write its result; --resume continues a run or adds rows and seeds to it.
 
     Example: [bold]shippo run paired --smoke[/]
     """
@@ -173,26 +162,18 @@ def run(
     from shippo_lab.harness.runner import run as run_experiment
     from shippo_lab.harness.tables import show
 
-    experiment, preset = get(name), _preset(preset, smoke)
+    experiment = get(name)
     if jobs is not None and jobs < 1:
         raise ValueError(f"--jobs is {jobs}; expected 1 or more")
     if jobs == 1:
         # One job runs in this process.
         keep_freed_memory()
     try:
-        result = run_experiment(
-            experiment,
-            preset,
-            seeds=seeds,
-            jobs=jobs,
-            out=out,
-            resume=resume,
-            earlier=earlier,
-            force=force,
-            only=tuple(name for part in rows or () for name in part.split(",")),
-        )
+        only = tuple(name for part in rows or () for name in part.split(","))
+        preset = _preset(preset, smoke)
+        result = run_experiment(experiment, preset, seeds=seeds, jobs=jobs, out=out, resume=resume, force=force, only=only)
     except KeyboardInterrupt:
-        again = " ".join(word for word in sys.argv[1:] if word not in ("--resume", "--force")) or f"run {name}"
+        again = " ".join(word for word in sys.argv[1:] if word not in ("--resume", "--force"))
         _print_line(f"interrupted; continue with `shippo {again} --resume`", stderr=True)
         raise
     show(_console(), experiment, result, wide=wide)
@@ -222,7 +203,7 @@ def table(
         elif format is Format.text:
             tables.show(_console(), experiment, result, wide=wide)
         else:
-            print((tables.as_markdown if format is Format.markdown else tables.as_latex)(experiment, result))
+            print(tables.as_markdown(experiment, result))
 
 
 @app.command(rich_help_panel=EVIDENCE)
@@ -351,9 +332,6 @@ def inspect(
         return
     if not rows:
         raise ValueError(f"{checkpoint} has no layer with a right action; there is nothing to inspect")
-    from rich.table import Table
-    from rich.text import Text
-
     grid = Table(*rows[0], title=Text(f"Right actions of {checkpoint}"))
     for row in rows:
         grid.add_row(*(f"{value:.3g}" if isinstance(value, float) else str(value) for value in row.values()))

@@ -167,6 +167,23 @@ class FinishedRow(NamedTuple):
     notes: dict[str, Any]
     seconds: float
 
+    @classmethod
+    def from_json(cls, content: Any, where: str) -> FinishedRow:
+        """Validate a row of a result file; a missing or wrong field is a `ValueError` that names it and `where`."""
+        types: dict[str, Any] = {"name": str, "label": str, "seeds": list, "seconds": NUMBER}
+        dicts = ("config", "metrics", "curves", "notes")
+        found = checked_fields(content, where, **types, **dict.fromkeys(dicts, dict))
+        where, count = f"{where} {found['name']!r}", len(found["seeds"])
+        if not count:
+            raise ValueError(f"{where} has no seeds; expected at least one; {AGAIN}")
+        for key, values in found["metrics"].items():
+            if not isinstance(values, list) or len(values) != count or any(type(value) not in NUMBER for value in values):
+                raise ValueError(f"{where} has {values!r} as metric {key!r}; expected {count} numbers, one per seed; {AGAIN}")
+        if not isinstance(found["config"].get("steps", 0), int):
+            raise ValueError(f"{where} has {found['config']['steps']!r} steps; expected a number; {AGAIN}")
+        found |= {key: FileDict(found[key], f"{where}: `{key}`") for key in dicts}
+        return cls(**found)
+
     def mean(self, key: str) -> float:
         """Mean over seeds; unlike `statistics.fmean` it accepts infinities of both signs."""
         values = self.metrics[key]
@@ -178,11 +195,6 @@ class FinishedRow(NamedTuple):
         if not all(map(math.isfinite, values)):
             return math.nan
         return statistics.stdev(values) if len(values) > 1 else 0.0
-
-
-_ROW_FIELDS: dict[str, Any] = {
-    "name": str, "label": str, "config": dict, "seeds": list, "metrics": dict, "curves": dict, "notes": dict, "seconds": NUMBER,
-}  # fmt: skip
 
 
 @dataclass(slots=True)
@@ -200,25 +212,11 @@ class Result:
     def from_json(cls, content: Any, source: str = "") -> Result:
         """Validate the content of a result file; a missing or wrong field is a `ValueError` that names it."""
         facts = checked_fields(content, source, experiment=str, preset=str, rows=list, versions=dict, wall_seconds=NUMBER)
-        rows = {}
-        for place, row in enumerate(facts["rows"]):
-            found = checked_fields(row, f"{source}: row {place}", **_ROW_FIELDS)
-            where, count = f"{source}: row {found['name']!r}", len(found["seeds"])
-            if not count:
-                raise ValueError(f"{where} has no seeds; expected at least one; {AGAIN}")
-            for key, values in found["metrics"].items():
-                numbers = isinstance(values, list) and all(type(value) in NUMBER for value in values)
-                if not numbers or len(values) != count:
-                    raise ValueError(
-                        f"{where} has {values!r} as its metric {key!r}; expected {count} numbers, one per seed; {AGAIN}"
-                    )
-            if not isinstance(found["config"].get("steps", 0), int):
-                raise ValueError(f"{where} has {found['config']['steps']!r} steps; expected a number; {AGAIN}")
-            for key in ("config", "metrics", "curves", "notes"):
-                found[key] = FileDict(found[key], f"{where}: `{key}`")
-            rows[found["name"]] = FinishedRow(**found)
+        rows = [FinishedRow.from_json(row, f"{source}: row {place}") for place, row in enumerate(facts["rows"])]
         versions = FileDict(facts["versions"], f"{source}: `versions`")
-        return cls(facts["experiment"], facts["preset"], rows, versions, facts["wall_seconds"], source)
+        return cls(
+            facts["experiment"], facts["preset"], {row.name: row for row in rows}, versions, facts["wall_seconds"], source
+        )
 
     @classmethod
     def read(cls, path: Path) -> Result:

@@ -22,14 +22,16 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
+from rich.console import Console
 
 from shippo_lab.harness.experiment import Experiment, Progress, Result, RowResult, Session
 from shippo_lab.harness.malloc import keep_freed_memory
-from shippo_lab.harness.progress import Display, make_display
+from shippo_lab.harness.progress import Display, Lines
 from shippo_lab.harness.store import NUMBER, as_json, as_user_error, checked_fields, locked, read_json, versions, write_json
 
 Train = Callable[[Any, tuple[int, ...], Session], RowResult]
 MAX_SEEDS = 10_000
+SAME_RUN = "continue it with the same options, or choose another --out"
 
 
 class Unit(NamedTuple):
@@ -49,21 +51,12 @@ class Unit(NamedTuple):
         return folder / "units" / f"{self.name}.json"
 
 
-class Failure(NamedTuple):
-    """A unit that raised; an error that the user can repair (a full disk, a damaged file) has no trace."""
-
-    unit: Unit
-    error: str
-    trace: str
-
-
 def split_into_units(rows: tuple[Any, ...], experiment: Experiment) -> list[Unit]:
     """Rows -> units of at most `experiment.stack` seeds."""
     units = []
     for config in rows:
         for start in range(0, config.num_seeds, experiment.stack):
-            seeds = config.seeds[start : start + experiment.stack]
-            units.append(Unit(len(units), config, seeds, experiment.cost(config)))
+            units.append(Unit(len(units), config, config.seeds[start : start + experiment.stack], experiment.cost(config)))
     return units
 
 
@@ -74,9 +67,8 @@ def finish_unit(train: Train, unit: Unit, folder: Path, notify: Callable[[Progre
     result = train(unit.config, unit.seeds, Session(unit.index, checkpoint, notify))
     for name, values in result.metrics.items():
         if len(values) != len(unit.seeds):
-            raise ValueError(
-                f"metric {name!r} of row {unit.config.name!r} has {len(values)} numbers for {len(unit.seeds)} seeds"
-            )
+            row, count = unit.config.name, len(unit.seeds)
+            raise ValueError(f"metric {name!r} of row {row!r} has {len(values)} numbers for {count} seeds")
     seconds = result.notes.pop("train_seconds", time.monotonic() - begun)
     write_json(unit.file(folder), {"seconds": seconds, **dataclasses.asdict(result)})
     checkpoint.unlink(missing_ok=True)
@@ -100,8 +92,12 @@ def _work(train: Train, folder: Path, threads: int, tasks, events) -> None:
         try:
             finish_unit(train, unit, folder, events.put)
             events.put(unit)
+        except (OSError, ValueError) as error:
+            # What the user can repair: a full disk, a damaged file.
+            events.put(ValueError(f"row {unit.config.name!r}: {error}; continue with --resume"))
+            return
         except Exception as error:
-            events.put(Failure(unit, str(error), "" if isinstance(error, (OSError, ValueError)) else traceback.format_exc()))
+            events.put(RuntimeError(f"row {unit.config.name!r} failed: {error}\n{traceback.format_exc()}"))
             return
 
 
@@ -131,10 +127,8 @@ def _parallel(experiment: Experiment, units: list[Unit], folder: Path, display: 
             elif isinstance(event, Unit):
                 display.finished(event.index)
                 left -= 1
-            elif event.trace:
-                raise RuntimeError(f"row {event.unit.config.name!r} failed: {event.error}\n{event.trace}")
             else:
-                raise ValueError(f"row {event.unit.config.name!r}: {event.error}; continue with --resume")
+                raise event
     finally:
         for worker in workers:
             if left:
@@ -142,20 +136,17 @@ def _parallel(experiment: Experiment, units: list[Unit], folder: Path, display: 
             worker.join()
 
 
-def _read_unit(file: Path) -> dict[str, Any]:
-    return checked_fields(read_json(file), str(file), seconds=NUMBER, metrics=dict, curves=dict, notes=dict)
-
-
 def assemble(experiment: Experiment, rows: tuple[Any, ...], folder: Path, manifest: dict[str, Any]) -> Result:
     """Join the finished units into rows and write `result.json`; a row has the seeds that are finished."""
     units = split_into_units(rows, experiment)
+    types: dict[str, Any] = {"seconds": NUMBER, "metrics": dict, "curves": dict, "notes": dict}
     finished = []
     for config in rows:
         own = [unit for unit in units if unit.config.name == config.name and unit.file(folder).exists()]
         if not own:
             continue
-        parts = [_read_unit(unit.file(folder)) for unit in own]
-        joined = {key: parts[0][key] for key in ("metrics", "curves", "notes")}
+        parts = [checked_fields(read_json(file), str(file), **types) for file in (unit.file(folder) for unit in own)]
+        joined: dict[str, Any] = parts[0] | {"seconds": sum(part["seconds"] for part in parts)}
         for part in parts[1:]:
             for name, values in part["metrics"].items():
                 joined["metrics"][name] = joined["metrics"][name] + values
@@ -163,54 +154,15 @@ def assemble(experiment: Experiment, rows: tuple[Any, ...], folder: Path, manife
                 # A seed that diverged has fewer evaluations than the others, or none: keep what all have.
                 if name != "step" and name in joined["curves"]:
                     joined["curves"][name] = [a + b for a, b in zip(joined["curves"][name], evaluations)]
-        diverged = [
-            (unit.seeds[0], part["notes"]["diverged_at"]) for unit, part in zip(own, parts) if "diverged_at" in part["notes"]
-        ]
-        if diverged:
-            joined["notes"]["diverged_at"] = "; ".join(f"seed {seed}: {place}" for seed, place in diverged)
+        ends = ((unit.seeds[0], part["notes"].get("diverged_at")) for unit, part in zip(own, parts))
+        if diverged := "; ".join(f"seed {seed}: {place}" for seed, place in ends if place):
+            joined["notes"]["diverged_at"] = diverged
         seeds = [seed for unit in own for seed in unit.seeds]
-        row = {"name": config.name, "label": config.label, "config": as_json(config), "seeds": seeds}
-        finished.append({**row, "seconds": sum(part["seconds"] for part in parts), **joined})
+        finished.append({"name": config.name, "label": config.label, "config": as_json(config), "seeds": seeds, **joined})
     complete = all(unit.file(folder).exists() for unit in units)
     content = {**manifest, "complete": complete, "rows": finished}
     write_json(folder / "result.json", content)
     return Result.from_json(content, str(folder / "result.json"))
-
-
-def unpack(experiment: Experiment, known: tuple[Any, ...], result: Result, folder: Path) -> None:
-    """Write the finished rows of a result as a run's folder that can be extended: the reverse of `assemble`."""
-    rows, configs = dict(result.rows), []
-    for config in known:
-        row = rows.pop(config.name, None)
-        if row is None:
-            continue
-        now, count = as_json(config), len(row.seeds)
-        if any(now.get(key) != value for key, value in row.config.items() if key != "num_seeds"):
-            raise ValueError(
-                f"row {config.name!r} of {result.source} has another configuration than it has today; train it again"
-            )
-        if set(row.seeds) != set(range(count)):
-            raise ValueError(
-                f"row {config.name!r} of {result.source} has seeds {row.seeds}; expected 0 to {count - 1}; train it again"
-            )
-        configs.append(now | {"num_seeds": count})
-        notes = dict(row.notes)
-        diverged = dict(end.split(": ", 1) for end in notes.pop("diverged_at", "").split("; ") if end)
-        for unit in split_into_units((dataclasses.replace(config, num_seeds=count),), experiment):
-            at = [row.seeds.index(seed) for seed in unit.seeds]
-            metrics = {name: [values[k] for k in at] for name, values in row.metrics.items()}
-            curves = {
-                name: evaluations if name == "step" else [[values[k] for k in at] for values in evaluations]
-                for name, evaluations in row.curves.items()
-            }
-            first = f"seed {unit.seeds[0]}"
-            own_notes = notes | ({"diverged_at": diverged[first]} if first in diverged else {})
-            part = {"metrics": metrics, "curves": curves, "notes": own_notes}
-            write_json(unit.file(folder), {"seconds": row.seconds * len(at) / count, **part})
-    if rows:
-        raise ValueError(f"{result.source} has rows that {experiment.name} does not have: {', '.join(rows)}")
-    manifest = {"experiment": result.experiment, "preset": result.preset, "versions": result.versions}
-    write_json(folder / "manifest.json", manifest | {"wall_seconds": result.seconds, "configs": configs})
 
 
 def _read_manifest(path: Path) -> dict[str, Any]:
@@ -235,10 +187,7 @@ def _joined(folder: Path, held: list[dict[str, Any]], asked: list[dict[str, Any]
         earlier = found.get(config["name"], config)
         most = {"num_seeds": max(earlier["num_seeds"], config["num_seeds"])}
         if earlier | most != config | most:
-            raise ValueError(
-                f"{folder} holds row {config['name']!r} with another configuration; continue it with the same options, or "
-                "choose another --out"
-            )
+            raise ValueError(f"{folder} holds row {config['name']!r} with another configuration; {SAME_RUN}")
         found[config["name"]] = config | most
     return list(found.values())
 
@@ -252,9 +201,7 @@ def _open_folder(folder: Path, manifest: dict[str, Any], resume: bool, force: bo
         earlier = _read_manifest(path)
         for key in ("experiment", "preset"):
             if earlier[key] != manifest[key]:
-                raise ValueError(
-                    f"{folder} holds a run with another {key}; continue it with the same options, or choose another --out"
-                )
+                raise ValueError(f"{folder} holds a run with another {key}; {SAME_RUN}")
         manifest = earlier | {"configs": _joined(folder, earlier["configs"], manifest["configs"])}
     elif force:
         for name in ("units", "checkpoints"):
@@ -276,7 +223,7 @@ def _train_units(
     jobs = min(jobs or os.cpu_count() or 1, max(1, len(open_units)))
     begun, before = time.monotonic(), manifest["wall_seconds"]
     try:
-        with display.show(experiment.name, units, {unit.index for unit in open_units}, jobs):
+        with display.show(experiment.name, units, {unit.index for unit in open_units}):
             if jobs > 1:
                 _parallel(experiment, open_units, folder, display, jobs)
             else:
@@ -304,7 +251,6 @@ def run(
     out: Path | None = None,
     resume: bool = False,
     force: bool = False,
-    earlier: Path | None = None,
     only: tuple[str, ...] = (),
     display: Display | None = None,
 ) -> Result:
@@ -315,7 +261,6 @@ def run(
         jobs: worker processes; by default one per core, at most one per unit. One job runs in this process.
         out: folder of the run; by default runs/NAME, or runs/NAME-PRESET.
         resume: continue the run in the folder; new rows and seeds are added to it. force: replace it.
-        earlier: a result file whose finished rows a new run begins with.
         only: names of the rows to train; by default all.
     """
     preset = preset or experiment.default_preset
@@ -336,12 +281,6 @@ def run(
         "versions": versions(),
         "wall_seconds": 0.0,
     }
-    result = None if earlier is None else experiment.result(earlier)
     with locked(folder):
-        if result is not None:
-            if (folder / "manifest.json").exists():
-                raise ValueError(f"{folder} holds a run already; --from needs a new folder; choose another --out")
-            with as_user_error(earlier):
-                unpack(experiment, known, result, folder)
-        manifest = _open_folder(folder, manifest, resume or earlier is not None, force)
-        return _train_units(experiment, known, rows, folder, manifest, jobs, display or make_display())
+        manifest = _open_folder(folder, manifest, resume, force)
+        return _train_units(experiment, known, rows, folder, manifest, jobs, display or Lines(Console(stderr=True)))

@@ -10,7 +10,6 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
@@ -51,29 +50,19 @@ class Layout:
         return torch.stack([torch.cat([parameters[name].reshape(-1) for name in self.shapes]) for parameters in seeds])
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class AdamW:
-    """AdamW after clipping each seed's gradient norm, on stacked parameters [S, n]; no schedule, as in the paper."""
+@torch.no_grad()
+def adamw_step(state: dict[str, Tensor], grad: Tensor, count: int, config: TrainConfig) -> None:
+    """One update of `flat` [S, n] in place, each seed's gradient norm clipped; no schedule, as in the paper.
 
-    learning_rate: float = 3e-4
-    weight_decay: float = 1e-2
-    clip: float = 1.0
-    betas: tuple[float, float] = (0.9, 0.999)
-    eps: float = 1e-8
-
-    def init(self, flat: Tensor) -> dict[str, Tensor]:
-        return {"flat": flat, "first": torch.zeros_like(flat), "second": torch.zeros_like(flat)}
-
-    @torch.no_grad()
-    def step(self, state: dict[str, Tensor], grad: Tensor, count: int) -> None:
-        """One update in place; `count` is 1 at the first."""
-        beta1, beta2 = self.betas
-        grad = grad * (self.clip / (grad.norm(dim=1, keepdim=True) + 1e-6)).clamp_max(1.0)
-        state["first"].lerp_(grad, 1 - beta1)
-        state["second"].mul_(beta2).addcmul_(grad, grad, value=1 - beta2)
-        root = (state["second"].sqrt() / math.sqrt(1 - beta2**count)).add_(self.eps)
-        state["flat"].mul_(1 - self.learning_rate * self.weight_decay)
-        state["flat"].addcdiv_(state["first"], root, value=-self.learning_rate / (1 - beta1**count))
+    `state` has the moments `first` and `second` as well, zero before the first update, whose `count` is 1.
+    """
+    beta1, beta2, eps = 0.9, 0.999, 1e-8
+    grad = grad * (config.clip / (grad.norm(dim=1, keepdim=True) + 1e-6)).clamp_max(1.0)
+    state["first"].lerp_(grad, 1 - beta1)
+    state["second"].mul_(beta2).addcmul_(grad, grad, value=1 - beta2)
+    root = (state["second"].sqrt() / math.sqrt(1 - beta2**count)).add_(eps)
+    state["flat"].mul_(1 - config.learning_rate * config.weight_decay)
+    state["flat"].addcdiv_(state["first"], root, value=-config.learning_rate / (1 - beta1**count))
 
 
 # A kill costs at most this much work.
@@ -111,10 +100,11 @@ def train_stack(problem: Problem, config: TrainConfig, seeds: tuple[int, ...], s
 
 
 def _train(problem: Problem, config: TrainConfig, seeds: tuple[int, ...], session: Session) -> RowResult:
-    optimiser, steps = config.shared(AdamW), config.steps
+    steps = config.steps
     restored = session.restore()
     if restored is None:
-        state = optimiser.init(problem.layout.join([problem.init(seed) for seed in seeds]))
+        flat = problem.layout.join([problem.init(seed) for seed in seeds])
+        state = {"flat": flat, "first": torch.zeros_like(flat), "second": torch.zeros_like(flat)}
         start, curves, spent = 0, {"step": []}, 0.0
     else:
         state, meta = restored
@@ -128,8 +118,8 @@ def _train(problem: Problem, config: TrainConfig, seeds: tuple[int, ...], sessio
             block = problem.block(index)
         loss = problem.loss(problem.layout.split(flat), block, step % problem.block_steps)
         (grad,) = torch.autograd.grad(loss.sum(), flat)
-        optimiser.step(state, grad, step + 1)
         done = step + 1
+        adamw_step(state, grad, done, config)
         if done % config.eval_every == 0 or done == steps:
             with torch.no_grad():
                 metrics = problem.evaluate(problem.layout.split(flat))

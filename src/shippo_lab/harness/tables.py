@@ -1,19 +1,19 @@
-"""Tables: our numbers over the paper's, with a verdict per row, as text, Markdown, LaTeX or plain data.
+"""Tables: our numbers over the paper's, with a verdict per row, as text, Markdown or plain data.
 
 A result and the paper's numbers become a list of `Line`s, two per row, "ours" and "paper"; the renderers lay them out.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
-from typing import TYPE_CHECKING, Any, NamedTuple
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple
+
+from rich.box import HEAVY_HEAD, SIMPLE
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
 
 from shippo_lab.harness.experiment import Column, Experiment, FinishedRow, Result, Verdict, paper_row
-
-if TYPE_CHECKING:
-    from rich.console import Console
-    from rich.table import Table
-    from rich.text import Text
 
 
 def number(value: tuple[float, float | None] | None, spec: str) -> str:
@@ -24,16 +24,11 @@ def number(value: tuple[float, float | None] | None, spec: str) -> str:
     return f"{mean:{spec}}" if std is None else f"{mean:{spec}} ± {std:.2g}"
 
 
-def our_number(row: FinishedRow, column: Column) -> str:
+def our_number(row: FinishedRow, column: Column, *, spread: bool = True) -> str:
     """A row's number in a column; with a deviation for several seeds."""
     if column.key not in row.metrics:
         return "–"
-    return number((row.mean(column.key), row.std(column.key) if len(row.seeds) > 1 else None), column.format)
-
-
-def label(row: FinishedRow) -> str:
-    """The heading of a row; says whether it diverged."""
-    return f"{row.label} (diverged: {row.notes['diverged_at']})" if "diverged_at" in row.notes else row.label
+    return number((row.mean(column.key), row.std(column.key) if spread and len(row.seeds) > 1 else None), column.format)
 
 
 class Line(NamedTuple):
@@ -45,16 +40,21 @@ class Line(NamedTuple):
     verdict: Verdict | None
 
 
-def lines(experiment: Experiment, result: Result) -> list[Line]:
+def lines(
+    experiment: Experiment, result: Result, columns: Sequence[Column] | None = None, *, spread: bool = True
+) -> list[Line]:
     """Two lines per finished row: ours with its verdict, then the paper's."""
     verdicts = experiment.verdicts(result)
+    columns = experiment.columns if columns is None else columns
     found = []
     for name, row in result.rows.items():
-        paper = paper_row(experiment.tables, name)
-        ours = tuple(our_number(row, column) for column in experiment.columns)
-        found.append(Line(label(row), "ours", ours, verdicts.get(name)))
-        if paper:
-            found.append(Line("", "paper", tuple(number(paper.get(c.key), c.format) for c in experiment.columns), None))
+        label = f"{row.label} (diverged: {row.notes['diverged_at']})" if "diverged_at" in row.notes else row.label
+        ours = tuple(our_number(row, column, spread=spread) for column in columns)
+        found.append(Line(label, "ours", ours, verdicts.get(name)))
+        if paper := paper_row(experiment.tables, name):
+            values = (paper.get(column.key) for column in columns)
+            theirs = (value if spread else value and (value[0], None) for value in values)
+            found.append(Line("", "paper", tuple(map(number, theirs, (column.format for column in columns))), None))
     return found
 
 
@@ -93,120 +93,77 @@ def as_markdown(experiment: Experiment, result: Result, cell: Callable[[str], st
     return "\n".join(f"| {row} |" for row in rows) + (f"\n\n{facts(experiment, result)}" if note else "")
 
 
-_LATEX = {"±": r"$\pm$", "–": "--", "↓": r"$\downarrow$", "↑": r"$\uparrow$", "->": r"$\to$", "<=": r"$\le$", "^2": "$^2$"}
+def as_text(
+    experiment: Experiment,
+    result: Result,
+    columns: Sequence[Column] | None = None,
+    *,
+    narrow: bool = False,
+    judged: bool = True,
+) -> Table:
+    """A rich table of every column, or of `columns`: numbers with their spread, and what a verdict is about.
 
-
-def as_latex(experiment: Experiment, result: Result) -> str:
-    """A LaTeX tabular (booktabs)."""
-
-    def plain(text: str) -> str:
-        text = text.replace("\\", r"\textbackslash ")
-        for mark in "&%_#${}":
-            text = text.replace(mark, "\\" + mark)
-        for mark, code in _LATEX.items():
-            text = text.replace(mark, code)
-        return text
-
-    columns = "ll" + "c" * len(experiment.columns)
-    out = [rf"\begin{{tabular}}{{@{{}}{columns}@{{}}}}", r"\toprule"]
-    head = ["Model", "", *(plain(heading(column)) for column in experiment.columns)]
-    out += [" & ".join(head) + r" \\", r"\midrule"]
-    out += [
-        " & ".join([plain(line.label), line.source, *map(plain, line.cells)]) + r" \\" for line in lines(experiment, result)
-    ]
-    out += [r"\bottomrule", r"\end{tabular}", f"% {facts(experiment, result)}"]
-    return "\n".join(out)
-
-
-def _mark(verdict: Verdict | None) -> Text:
-    from rich.text import Text
-
-    if verdict is None:
-        return Text("")
-    return Text("holds", "green") if verdict.holds else Text("does not hold", "bold red")
-
-
-def _begin(experiment: Experiment, caption: str, **style: Any) -> Table:
-    from rich.table import Table
-    from rich.text import Text
-
+    With `narrow` it has at most 80 columns of text: the main numbers without their spread, and whether they hold.
+    """
+    caption = facts(experiment, result) if judged else ""
+    if narrow:
+        columns = [column for column in experiment.columns if column.key in experiment.main] or experiment.columns[:3]
+        caption += "\n--wide shows every column, the spread, and what a verdict is about"
+    columns = experiment.columns if columns is None else columns
+    found = lines(experiment, result, columns, spread=not narrow)
     # `Text`, since brackets in titles and labels are not markup.
-    table = Table(title=Text(experiment.title), caption=Text(caption), caption_justify="left", **style)
+    table = Table(
+        title=Text(experiment.title), caption=Text(caption), caption_justify="left", box=SIMPLE if narrow else HEAVY_HEAD
+    )
+    if narrow:
+        table.padding = (0, 1, 0, 0)
     table.add_column("Model", min_width=19)
     table.add_column("", min_width=5)
-    return table
-
-
-def as_text(experiment: Experiment, result: Result, places: Iterable[int] | None = None, *, verdict: bool = True) -> Table:
-    """A rich table of every column, or those at `places`: numbers with their spread, and what a verdict is about."""
-    from rich.text import Text
-
-    table, found = _begin(experiment, facts(experiment, result) if verdict else ""), lines(experiment, result)
-    places = range(len(experiment.columns)) if places is None else list(places)
-    for place in places:
-        # Without a minimum rich cuts numbers where the terminal is narrow.
-        name = heading(experiment.columns[place])
-        table.add_column(name, justify="right", min_width=max(len(name), *(len(line.cells[place]) for line in found)))
-    if verdict:
-        table.add_column("Verdict", min_width=24, max_width=44)
+    for place, column in enumerate(columns):
+        name = heading(column)
+        if narrow:
+            table.add_column(name.replace(" ↓", "↓").replace(" ↑", "↑"), justify="right", min_width=9, max_width=10)
+        else:
+            # Without a minimum rich cuts numbers where the terminal is narrow.
+            table.add_column(name, justify="right", min_width=max(len(name), *(len(line.cells[place]) for line in found)))
+    if judged:
+        table.add_column("Verdict", min_width=13 if narrow else 24, max_width=13 if narrow else 44)
     for line in found:
-        cells = [Text(line.label), Text(line.source), *(Text(line.cells[place]) for place in places)]
-        if verdict:
-            cells.append(_mark(line.verdict))
-            if line.verdict is not None:
+        cells = [Text(line.label), Text(line.source), *map(Text, line.cells)]
+        if judged and line.verdict is not None:
+            cells.append(Text("holds", "green") if line.verdict.holds else Text("does not hold", "bold red"))
+            if not narrow:
                 cells[-1].append(f": {line.verdict.text}", "not bold default")
         table.add_row(*cells, style=None if line.source == "ours" else "dim")
     return table
 
 
-def as_narrow_text(experiment: Experiment, result: Result) -> Table:
-    """A rich table of at most 80 columns: the main numbers without their spread over the paper's, and the verdict."""
-    from rich.box import SIMPLE
-    from rich.text import Text
-
-    columns = [column for column in experiment.columns if column.key in experiment.main] or list(experiment.columns[:3])
-    verdicts = experiment.verdicts(result)
-    caption = f"{facts(experiment, result)}\n--wide shows every column, the spread, and what a verdict is about"
-    table = _begin(experiment, caption, box=SIMPLE, padding=(0, 1, 0, 0))
-    for column in columns:
-        table.add_column(heading(column).replace(" ↓", "↓").replace(" ↑", "↑"), justify="right", min_width=9, max_width=10)
-    table.add_column("Verdict", width=len("does not hold"))
-    for name, row in result.rows.items():
-        paper = paper_row(experiment.tables, name)
-        cells = []
-        for column in columns:
-            ours = number((row.mean(column.key), None), column.format) if column.key in row.metrics else "–"
-            theirs = paper.get(column.key)
-            cells.append(Text(ours).append(f"\n{number(theirs and (theirs[0], None), column.format)}" if paper else "", "dim"))
-        source = Text("ours").append("\npaper" if paper else "", "dim")
-        table.add_row(Text(label(row)), source, *cells, _mark(verdicts.get(name)))
-    return table
-
-
 def _blocks(console: Console, experiment: Experiment, result: Result) -> Iterator[Table]:
     """Every column in tables below one another, as many columns in each as fit; the verdicts are the last one."""
-    everything = console.options.update(width=10_000)
-    block: list[int] = []
-    for place in range(len(experiment.columns)):
-        table = as_text(experiment, result, [*block, place], verdict=False)
-        if block and console.measure(table, options=everything).minimum > console.width:
-            yield as_text(experiment, result, block, verdict=False)
+    block: list[Column] = []
+    for column in experiment.columns:
+        if block and _least_width(console, as_text(experiment, result, [*block, column], judged=False)) > console.width:
+            yield as_text(experiment, result, block, judged=False)
             block = []
-        block.append(place)
-    yield as_text(experiment, result, block, verdict=False)
+        block.append(column)
+    yield as_text(experiment, result, block, judged=False)
     yield as_text(experiment, result, ())
+
+
+def _least_width(console: Console, table: Table) -> int:
+    return console.measure(table, options=console.options.update(width=10_000)).minimum
 
 
 def show(console: Console, experiment: Experiment, result: Result, *, wide: bool = False) -> None:
     """Print every column where it fits, or into a file; with `wide` in several tables that fit; else the main columns."""
     table = as_text(experiment, result)
-    least = console.measure(table, options=console.options.update(width=10_000)).minimum
+    least = _least_width(console, table)
     if least <= console.width or not console.is_terminal:
         console.print(table, width=max(console.width, least), crop=False, soft_wrap=True)
     elif wide:
         console.print(*_blocks(console, experiment, result))
     else:
-        console.print(as_narrow_text(experiment, result))
+        console.print(as_text(experiment, result, narrow=True))
 
 
 def as_data(experiment: Experiment, result: Result) -> dict[str, Any]:

@@ -49,7 +49,7 @@ print(float(error), seconds(*half) / seconds(a, b))
 
 @functools.cache
 def bfloat16_pays() -> bool:
-    """Whether products in bfloat16 are correct and faster here; measured in a separate process, since it may crash."""
+    """Whether products in bfloat16 are correct and faster here."""
     try:
         done = subprocess.run([sys.executable, "-c", _PROBE], capture_output=True, text=True, timeout=60, check=True)
     except subprocess.SubprocessError:
@@ -60,9 +60,9 @@ def bfloat16_pays() -> bool:
 
 def resolve_precision(precision: Precision) -> Precision:
     """Resolve "auto": "bfloat16" where that is faster, else "float32"."""
-    if precision == "auto":
-        return "bfloat16" if bfloat16_pays() else "float32"
-    return precision
+    if precision != "auto":
+        return precision
+    return "bfloat16" if bfloat16_pays() else "float32"
 
 
 def products_in(precision: Precision) -> AbstractContextManager:

@@ -17,56 +17,27 @@ from shippo_ssm.projection.measures import Measure
 
 
 class BasisPath(Measure):
-    """The basis S(t) Phi_t of an orthonormal measure, for an invertible path S.
-
-    Args:
-        measure: the orthonormal measure.
-        change: [N, N], or a callable t -> [N, N].
-        change_rate: callable t -> S'(t) [N, N]; by default central differences of `change`.
-
-    Example:
-        >>> from shippo_ssm.projection import LegS
-        >>> double = BasisPath(LegS(2), 2 * np.eye(2))
-        >>> double.gram(1.0).round(6).tolist()
-        [[4.0, 0.0], [0.0, 4.0]]
-    """
-
-    def __init__(self, measure: Measure, change: Any, change_rate: Callable[[float], Any] | None = None) -> None:
-        super().__init__(measure.N)
-        # A measure is a frozen dataclass: bypass its `__setattr__`.
-        vars(self).update(measure=measure, closes=measure.closes, _change=change, _change_rate=change_rate)
-        if np.linalg.cond(self.change(1.0)) > 1e12:
-            raise ValueError("BasisPath: `change` is singular at t = 1; expected an invertible matrix at every time")
+    """The basis S(t) Phi_t of an orthonormal measure, for an invertible path S(t) = `change`(t) with S' = `change_rate`."""
 
     orthonormal = False
     stationary = False
     measure: Measure
-    _change: Any
-    _change_rate: Callable[[float], Any] | None
+    change: Callable[[float], Array]
+    change_rate: Callable[[float], Array]
+
+    def __init__(self, measure: Measure, change: Callable[[float], Array], change_rate: Callable[[float], Array]) -> None:
+        super().__init__(measure.N)
+        # A measure is a frozen dataclass: bypass its `__setattr__`.
+        vars(self).update(measure=measure, closes=measure.closes, change=change, change_rate=change_rate)
 
     def __repr__(self) -> str:
         return f"BasisPath({self.measure!r})"
 
-    def change(self, t: float) -> Array:
-        """S(t) [N, N]."""
-        matrix = np.asarray(self._change(float(t)) if callable(self._change) else self._change, dtype=float)
-        if matrix.shape != (self.N, self.N):
-            raise ValueError(f"BasisPath: `change` has shape {matrix.shape}; expected [{self.N}, {self.N}] at each time")
-        return matrix
-
-    def change_rate(self, t: float) -> Array:
-        """S'(t) [N, N]."""
-        if self._change_rate is not None:
-            return np.asarray(self._change_rate(float(t)), dtype=float)
-        if not callable(self._change):
-            return np.zeros((self.N, self.N))
-        h = 1e-3 * t
-        one, two = (self.change(t + k * h) - self.change(t - k * h) for k in (1, 2))
-        return (8 * one - two) / (12 * h)
-
-    def _stack(self, times: Any) -> Array:
+    def _transposed(self, times: Any) -> Array:
+        """S(times)^T [.., N, N]."""
         array = np.asarray(times, dtype=float)
-        return np.stack([self.change(time) for time in array.ravel()]).reshape(*array.shape, self.N, self.N)
+        stack = np.stack([self.change(time) for time in array.ravel()]).reshape(*array.shape, self.N, self.N)
+        return np.swapaxes(stack, -1, -2)
 
     def _start(self, t: float) -> float:
         return self.measure._start(t)
@@ -98,14 +69,10 @@ class BasisPath(Measure):
         half = self.change_rate(t) @ self.change(t).T
         return half + half.T
 
-    def extra(self, t: float) -> Array:
-        """-G^{-1} G' [N, N]: the extra term."""
-        return -np.linalg.solve(self.gram(t), self.gram_rate(t))
-
     def left(self, t: float) -> Array:
         """Generator of the coefficients C: G^{-1} A G - G^{-1} G' [N, N]."""
         gram = self.gram(t)
-        return np.linalg.solve(gram, self.A(t) @ gram) + self.extra(t)
+        return np.linalg.solve(gram, self.A(t) @ gram) - np.linalg.solve(gram, self.gram_rate(t))
 
     def source(self, t: float) -> Array:
         """Source vector of the coefficients C: G^{-1} B [N]."""
@@ -113,12 +80,10 @@ class BasisPath(Measure):
 
     def flow(self, stop: Any, start: Any) -> Array:
         """S(stop)^{-T} E(stop, start) S(start)^T [.., N, N]: coefficients of the same function, C' = S^{-T} C."""
-        inner = self.measure.flow(stop, start) @ np.swapaxes(self._stack(start), -1, -2)
-        return np.linalg.solve(np.swapaxes(self._stack(stop), -1, -2), inner)
+        return np.linalg.solve(self._transposed(stop), self.measure.flow(stop, start) @ self._transposed(start))
 
     def impulse(self, stop: Any, tau: Any) -> Array:
-        inner = self.measure.impulse(stop, tau)
-        return np.linalg.solve(np.swapaxes(self._stack(stop), -1, -2), inner[..., None])[..., 0]
+        return np.linalg.solve(self._transposed(stop), self.measure.impulse(stop, tau)[..., None])[..., 0]
 
     def resolution(self, start: Array, stop: Array) -> float:
         return self.measure.resolution(start, stop)

@@ -7,8 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from shippo_lab.theory.basis_path import BasisPath
-from shippo_ssm.projection import LegS, Transport
+from shippo_ssm.projection import Transport
 
 Array = np.ndarray
 
@@ -28,41 +27,20 @@ def signal(t: float) -> Array:
     return np.array([np.sin(2.3 * t), np.exp(-t) * np.cos(3 * t), 1 / (1 + t)])
 
 
-def varying(t: float) -> Array:
-    """A_R(t) [3, 3]: values at different times do not commute."""
-    return np.cos(1.3 * t) * MIXED + np.sin(2 * t) * TURN
-
-
-def skew(t: float) -> Array:
-    """A skew A_R(t) [3, 3] whose values at different times do not commute."""
-    other = np.array([[0.0, 0.6, 0.0], [-0.6, 0.0, 0.8], [0.0, -0.8, 0.0]])
-    return TURN * np.cos(t) + other * t
-
-
-def transports() -> dict[str, Transport]:
-    """A transport of each kind: constant, pieces, callable."""
-    pieces = np.stack([MIXED, TURN, MIXED.T - 0.5 * TURN])
-    return {
-        "constant": Transport(MIXED, WIDTH),
-        "pieces": Transport(pieces, WIDTH, times=[0.0, 0.6, 1.2]),
-        "callable": Transport(varying, WIDTH),
-    }
-
-
 def moving() -> Transport:
-    """The time-varying transport."""
-    return Transport(varying, WIDTH)
+    """A transport whose generators at different times do not commute."""
+    return Transport(lambda t: np.cos(1.3 * t) * MIXED + np.sin(2 * t) * TURN, WIDTH)
 
 
-def skewed_basis(num: int = 5) -> BasisPath:
-    """A moving basis with G(t) != I and G'(t) != 0."""
-    rng = np.random.default_rng(5)
-    first, second = rng.normal(size=(2, num, num)) / (2 * num)
-    return BasisPath(
-        LegS(num),
-        lambda t: np.eye(num) + np.sin(t) * first + np.cos(2 * t) * second,
-        lambda t: np.cos(t) * first - 2 * np.sin(2 * t) * second,
-    )
+def smooth_transports() -> tuple[Transport, ...]:
+    """A transport with a constant generator, and one that varies."""
+    return Transport(MIXED, WIDTH), moving()
+
+
+def transports() -> tuple[Transport, ...]:
+    """A transport of each kind: constant, varying, pieces."""
+    pieces = np.stack([MIXED, TURN, MIXED.T - 0.5 * TURN])
+    return *smooth_transports(), Transport(pieces, WIDTH, times=[0.0, 0.6, 1.2])
 
 
 def derivative(function: Callable[[float], Any], t: float, h: float = 0.02) -> Array:
@@ -70,17 +48,6 @@ def derivative(function: Callable[[float], Any], t: float, h: float = 0.02) -> A
     weights = (4 / 5, -1 / 5, 4 / 105, -1 / 280)
     terms = (w * (np.asarray(function(t + k * h)) - np.asarray(function(t - k * h))) for k, w in enumerate(weights, start=1))
     return sum(terms, start=np.zeros(())) / h
-
-
-def gap(one: Any, other: Any) -> float:
-    """||one - other|| / ||other||, in the Frobenius norm."""
-    one, other = np.asarray(one), np.asarray(other)
-    return float(np.linalg.norm(one - other) / max(float(np.linalg.norm(other)), 1e-300))
-
-
-def gaps(*pairs: tuple[Any, Any]) -> float:
-    """The largest gap of some pairs."""
-    return max(gap(one, other) for one, other in pairs)
 
 
 def slope(sizes: Array, errors: Array) -> float:

@@ -1,14 +1,13 @@
-"""How well a measure closes: d_t psi = A_L psi, B_L = psi(t, t) and G = I, and what it costs on a signal."""
+"""How well a measure closes: d_t psi = A_L psi, B_L = psi(t, t) and G = I."""
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
 from shippo_ssm.projection import Measure
-from shippo_ssm.projection._numerics import Array, as_time, integrate
-from shippo_ssm.projection.signals import as_signal
+from shippo_ssm.projection._numerics import Array, as_time
 
 # Six-point central difference, order 6: weights of f(+h), f(+2h), f(+3h), antisymmetric.
 _STENCIL = ((1, 3 / 4), (2, -3 / 20), (3, 1 / 60))
@@ -49,22 +48,3 @@ def closure(measure: Measure, t: float) -> Closure:
         source=float(np.abs(measure.B(t) - end).max() / np.abs(end).max()),
         gram=float(np.abs(measure.gram(t) - np.eye(measure.N)).max()),
     )
-
-
-def defect(measure: Measure, f: Any, t: float) -> float:
-    """||C' - (A_L C + B_L f^T)||_F / ||C'||_F for the projection C of a signal f: time -> [d]; 0 for exact closure."""
-    t = as_time("t", t)
-    signal = as_signal(f)
-    low = max(measure._start(t), 0.0)
-
-    def moments(tau: Array, w: Array) -> Array:
-        values = signal(tau) * w[:, None]
-        return np.stack([measure._psi(t, tau).T @ values, psi_rate(measure, t, tau).T @ values])
-
-    coefficients, inner = integrate(moments, low, t, breaks=signal.breaks, panels=4 + measure.N // 4, rtol=1e-11)
-    ends = signal(np.array([low, t]))
-    true = inner + np.outer(measure._psi(t, np.asarray(t)), ends[1])
-    if low > 0:
-        true -= np.outer(measure._psi(t, np.asarray(low)), ends[0])
-    claimed = measure.A(t) @ coefficients + np.outer(measure.B(t), ends[1])
-    return float(np.linalg.norm(true - claimed) / max(np.linalg.norm(true), 1e-300))

@@ -1,35 +1,32 @@
 """The registry of checks and their results.
 
-A check is a function without arguments that measures one statement of the paper and returns `at_most(..)` or `at_least(..)`:
-a number, its bound, and what was measured. The decorator `check` adds the statement and registers it in `CHECKS`.
+A check is a function without arguments that measures one statement of the paper; its docstring says what it measures. The
+decorator `check` adds the statement and the bound, and registers it in `CHECKS`.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import functools
 import math
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, Literal, SupportsFloat
 
+import numpy as np
+
+Pairs = Iterator[tuple[Any, Any]]
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Finding:
-    """A measured number and its bound."""
+class CheckResult:
+    """One statement, measured."""
 
     measured: str
     residual: float
     bound: float
     sense: Literal["<=", ">="]
     """ "<=": holds when the residual is at most the bound; ">=": a distance that must stay away from zero."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class CheckResult(Finding):
-    """One statement, measured."""
-
     name: str
     statement: str
     """The statement, by the paper's own title."""
@@ -38,9 +35,8 @@ class CheckResult(Finding):
     @property
     def holds(self) -> bool:
         """Whether the residual is finite and respects the bound."""
-        if not math.isfinite(self.residual):
-            return False
-        return self.residual <= self.bound if self.sense == "<=" else self.residual >= self.bound
+        within = self.residual <= self.bound if self.sense == "<=" else self.residual >= self.bound
+        return within and math.isfinite(self.residual)
 
     @property
     def relation(self) -> str:
@@ -53,10 +49,6 @@ class CheckResult(Finding):
         return "Other" if match is None else {"sec": "Section", "app": "Appendix"}[match[1]] + " " + match[2]
 
     @property
-    def topic(self) -> str:
-        return TOPICS.get(self.section, "")
-
-    @property
     def record(self) -> dict[str, Any]:
         """The row for JSON; a residual that is not finite is `None`."""
         residual = self.residual if math.isfinite(self.residual) else None
@@ -67,13 +59,6 @@ Check = Callable[[], CheckResult]
 
 CHECKS: dict[str, Check] = {}
 """Name -> check, in the order of the paper."""
-TOPICS = {
-    "Section 2": "approximation problem, normal equation, Sylvester dynamics",
-    "Section 3": "exact scan, collapse of right actions, the cell",
-    "Appendix A": "proofs for section 2; metric-only extensions",
-    "Appendix B": "transport, its metric, the moving frame",
-    "Appendix C": "scan closure, closed-form factors, errors of the cell",
-}
 
 
 def by_section(rows: Iterable[CheckResult]) -> dict[str, list[CheckResult]]:
@@ -84,25 +69,35 @@ def by_section(rows: Iterable[CheckResult]) -> dict[str, list[CheckResult]]:
     return sections
 
 
-def at_most(residual: SupportsFloat, bound: float, measured: str) -> Finding:
-    """The statement holds when `residual` <= `bound`."""
-    return Finding(measured=measured, residual=float(residual), bound=bound, sense="<=")
+def gap(one: Any, other: Any) -> float:
+    """||one - other|| / ||other||, in the Frobenius norm."""
+    one, other = np.asarray(one), np.asarray(other)
+    return float(np.linalg.norm(one - other) / max(float(np.linalg.norm(other)), 1e-300))
 
 
-def at_least(residual: SupportsFloat, bound: float, measured: str) -> Finding:
-    """The statement holds when `residual` >= `bound`: it says that something is not zero."""
-    return Finding(measured=measured, residual=float(residual), bound=bound, sense=">=")
+def check(
+    place: str, statement: str, *, at_most: float = math.nan, at_least: float = math.nan, name: str = "", measured: str = ""
+) -> Callable[[Callable[[], SupportsFloat | Pairs]], Check]:
+    """Register a check of `statement`, which is at `place` in the paper.
 
+    The function returns the residual, or yields pairs (one side, other side) of equations: the residual is then their largest
+    `gap`. A statement that two things are equal has a bound `at_most`; one that they differ, `at_least`.
+    """
 
-def check(place: str, statement: str) -> Callable[[Callable[[], Finding]], Check]:
-    """Register a check of `statement`, which is at `place` in the paper."""
+    def register(function: Callable[[], SupportsFloat | Pairs]) -> Check:
+        key = name or function.__name__
+        words = measured or function.__doc__ or ""
+        sense, bound = ("<=", at_most) if math.isnan(at_least) else (">=", at_least)
 
-    def register(function: Callable[[], Finding]) -> Check:
-        @functools.wraps(function)
         def run() -> CheckResult:
-            return CheckResult(name=function.__name__, statement=statement, place=place, **dataclasses.asdict(function()))
+            found = function()
+            residual = np.max([gap(*pair) for pair in found]) if isinstance(found, Iterator) else found
+            return CheckResult(
+                name=key, statement=statement, place=place, measured=words, residual=float(residual), bound=bound, sense=sense
+            )
 
-        CHECKS[function.__name__] = run
+        run.__name__ = key
+        CHECKS[key] = run
         return run
 
     return register

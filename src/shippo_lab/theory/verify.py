@@ -6,6 +6,7 @@ A check that raises becomes a row that does not hold, so that one broken part do
 from __future__ import annotations
 
 import difflib
+import json
 import math
 import time
 from collections.abc import Sequence
@@ -15,9 +16,16 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from shippo_lab.harness.store import write_json
 from shippo_lab.theory.registry import CHECKS, Check, CheckResult, by_section
 from shippo_ssm import __version__
+
+TOPICS = {
+    "Section 2": "approximation problem, normal equation, Sylvester dynamics",
+    "Section 3": "exact scan, collapse of right actions, the cell",
+    "Appendix A": "proofs for section 2; metric-only extensions",
+    "Appendix B": "transport, its metric, the moving frame",
+    "Appendix C": "scan closure, closed-form factors, errors of the cell",
+}
 
 
 def run_check(name: str, check: Check) -> CheckResult:
@@ -25,10 +33,9 @@ def run_check(name: str, check: Check) -> CheckResult:
     try:
         return check()
     except Exception as error:
-        return CheckResult(
-            name=name, statement=name.replace("_", " "), place="", measured=f"raised {type(error).__name__}: {error}",
-            residual=math.nan, bound=0.0, sense="<=",
-        )  # fmt: skip
+        words = f"raised {type(error).__name__}: {error}"
+        statement = name.replace("_", " ")
+        return CheckResult(name=name, statement=statement, place="", measured=words, residual=math.nan, bound=0.0, sense="<=")
 
 
 def _all_rows(rows: Sequence[CheckResult], wide: bool) -> Table:
@@ -52,20 +59,18 @@ def _by_section(rows: Sequence[CheckResult]) -> Table:
     for name, members in by_section(rows).items():
         count = sum(row.holds for row in members)
         style = "green" if count == len(members) else "bold red"
-        table.add_row(name, members[0].topic, str(len(members)), f"[{style}]{count}[/]")
+        table.add_row(name, TOPICS.get(name, ""), str(len(members)), f"[{style}]{count}[/]")
     return table
 
 
 def _select(only: str | Sequence[str] | None) -> list[str]:
     """Names of the checks that contain one of the given parts, in the order of the paper."""
     parts = [only] if isinstance(only, str) else list(only or ())
-    unknown = [part for part in parts if not any(part in name for name in CHECKS)]
-    if unknown:
-        close = difflib.get_close_matches(unknown[0], CHECKS, 3, 0.4) or list(CHECKS)[:3]
-        raise ValueError(
-            f"verify: `only` is {unknown[0]!r}; expected a part of the name of a check, such as {', '.join(close)}; all of "
-            "them are the keys of shippo_lab.theory.CHECKS"
-        )
+    for part in parts:
+        if not any(part in name for name in CHECKS):
+            close = ", ".join(difflib.get_close_matches(part, CHECKS, 3, 0.4) or list(CHECKS)[:3])
+            expected = f"expected a part of the name of a check (the keys of shippo_lab.theory.CHECKS), such as {close}"
+            raise ValueError(f"verify: `only` is {part!r}; {expected}")
     return [name for name in CHECKS if not parts or any(part in name for part in parts)]
 
 
@@ -86,7 +91,7 @@ def verify(
         wide: print what is measured as well; without, rows fit into 80 columns.
     """
     names = _select(only)
-    console = Console() if console is None else console
+    console = console or Console()
     start = time.perf_counter()
     rows = [run_check(name, CHECKS[name]) for name in names]
     seconds = time.perf_counter() - start
@@ -99,8 +104,10 @@ def verify(
     outcome = f"{len(failed)} do not hold" if failed else "all hold"
     console.print(f"{len(rows)} statements in {seconds:.1f} s: {outcome}" + ("; --all prints every one" if summarise else ""))
     if out is not None:
-        path = Path(out) / "verify.json" if Path(out).is_dir() else Path(out)
+        path = out / "verify.json" if out.is_dir() else out
         records = [row.record for row in rows]
-        write_json(path, {"version": __version__, "seconds": round(seconds, 2), "holds": not failed, "rows": records})
+        content = {"version": __version__, "seconds": round(seconds, 2), "holds": not failed, "rows": records}
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
         console.print(f"written: {path}", markup=False, soft_wrap=True)
     return 1 if failed else 0

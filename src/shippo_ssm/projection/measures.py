@@ -6,7 +6,7 @@ psi(t, tau) = w_t(tau) Phi_t(tau):
     d_t psi(t, tau) = A_L(t) psi(t, tau)   for tau < t,      B_L(t) = psi(t, t).
 
 Then C(t) = int psi(t, tau) f(tau)^T dtau [N, d] follows C' = A_L C + B_L f^T. LegS and LagT close exactly. LegT and Fourier
-forget at the far end of a window, where f(t - theta) must be estimated from C; `defect` measures the error. History before
+forget at the far end of a window, where f(t - theta) must be estimated from C; the tests measure its defect. History before
 time 0 is zero. `t` is a number, `tau` an array [..]; functions are [.., N].
 """
 

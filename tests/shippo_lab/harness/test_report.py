@@ -5,76 +5,49 @@ import json
 import math
 import re
 import sys
+from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
 import pytest
-from rich.console import Console
 
 from shippo_lab.experiments import all_experiments, get, names
 from shippo_lab.harness import report
 from shippo_lab.harness.report import sections
-from shippo_lab.theory import verify
+from shippo_lab.harness.store import write_json
+from shippo_lab.theory import CHECKS, run_check
 from shippo_ssm.actions import Rotation, Shear
 from shippo_ssm.projection import LegS
 from tests.browser import open_at
 
 
-@pytest.fixture(scope="module")
-def checks(tmp_path_factory):
-    """Some checks of the theory as `shippo verify` writes them, one of them made to fail."""
-    path = tmp_path_factory.mktemp("checks") / "verify.json"
-    verify(only=["rotation_example", "controlled_path_is_nonlinear"], out=path, console=Console(quiet=True))
-    content = json.loads(path.read_text())
-    first = next(row for row in content["rows"] if row["name"] == "rotation_example")
-    content["rows"].append({**first, "statement": "Two & two < five", "residual": None, "holds": False})
-    path.write_text(json.dumps(content))
-    return path
+def some_checks():
+    """Two checks of the theory, and one that does not hold."""
+    chosen = {name: CHECKS[name] for name in ("rotation_example", "controlled_path_is_nonlinear")}
+    failed = replace(CHECKS["rotation_example"](), name="failed", statement="Two & two < five", residual=math.nan)
+    return chosen | {"failed": lambda: failed}
+
+
+TARGET = {"at_least": False, "required": 4, "goal": 1.5}
+BENCH = {
+    "mode": "quick",
+    "date": "2026-01-01",
+    "machine": {"processor": "A processor", "cores": 2, "simd": "AVX2"},
+    "verdict": [
+        {**TARGET, "what": "forward time over its roof", "reached": 2.0, "result": "required"},
+        {**TARGET, "what": "ahead of a peer", "reached": None, "result": "not measured", "why": "it is missing"},
+        {**TARGET, "what": "memory", "reached": 9.0, "result": "missed"},
+    ],
+}
 
 
 @pytest.fixture(scope="module")
-def bench(tmp_path_factory):
-    """A benchmark file in the form of `shippo bench`, with a slow and a rejected peer."""
-
-    def record(name, kind, forward, both):
-        return {"name": name, "kind": kind, "status": "ok", "forward": {"median": forward}, "both": {"median": both}}
-
-    target = {"at_least": False, "required": 4, "goal": 1.5}
-    run = {
-        "mode": "quick",
-        "date": "2026-01-01",
-        "machine": {"processor": "A processor", "cores": 2, "simd": "AVX2"},
-        "sections": {
-            "scan": {
-                "shape": {"batch": 16, "length": 512, "groups": 64, "order": 32, "width": 4},
-                "threads": 2,
-                "candidates": [
-                    record("shippo fused", "ours", 0.017, 0.087),
-                    record("a loop", "same recurrence", 0.24, 10.2),
-                    {"name": "wrong", "kind": "same recurrence", "status": "rejected", "reason": "off by one"},
-                ],
-                "roofs": {
-                    "forward": {"seconds": 0.0085, "active": "bandwidth"},
-                    "both": {"seconds": 0.026, "active": "bandwidth"},
-                },
-            }
-        },
-        "verdict": [
-            {**target, "what": "forward time over its roof", "reached": 2.0, "result": "required"},
-            {**target, "what": "ahead of a peer", "reached": None, "result": "not measured", "why": "it is missing"},
-            {**target, "what": "memory", "reached": 9.0, "result": "missed"},
-        ],
-    }
-    path = tmp_path_factory.mktemp("bench") / "bench.json"
-    path.write_text(json.dumps(run))
-    return path
-
-
-@pytest.fixture(scope="module")
-def page(tmp_path_factory, checks, bench):
-    """The page as a reader of the checkout gets it, with fewer checks and a short benchmark."""
+def page(tmp_path_factory):
+    """The page as a reader of the checkout gets it, with fewer checks."""
     out = tmp_path_factory.mktemp("report") / "deep" / "report.html"
-    return report.write(out, all_experiments(), checks=checks, bench=bench)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("shippo_lab.theory.CHECKS", some_checks())
+        return report.write(out, all_experiments())
 
 
 def shown(browser) -> dict[str, str]:
@@ -149,7 +122,7 @@ def test_every_experiment_is_there_or_said_to_be_missing(page):
 def test_a_checkout_without_results_says_which_commands_make_them(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("shippo_lab.harness.store.checkout", lambda: None)
-    fragment = sections.evidence(all_experiments())
+    fragment = "".join(map(sections.evidence, all_experiments()))
     for name in names():
         assert f"<code>shippo run {name}</code>" in fragment
     assert "<table>" not in fragment
@@ -157,7 +130,7 @@ def test_a_checkout_without_results_says_which_commands_make_them(tmp_path, monk
 
 def test_committed_figures_need_no_matplotlib(monkeypatch):
     monkeypatch.setitem(sys.modules, "matplotlib", None)
-    fragment = sections.overview() + sections.evidence([get("paired")])
+    fragment = sections.picture("overview", "Overview") + sections.evidence(get("paired"))
     assert fragment.count('src="data:image/svg+xml;base64,') == 2
     assert "pip install" not in fragment
 
@@ -170,8 +143,8 @@ def test_a_table_shows_ours_the_papers_and_the_verdict(toy, toy_result):
     assert 'class="fails"' in table
 
 
-def test_the_theory_says_what_does_not_hold(checks):
-    fragment = sections.theory(checks)
+def test_the_theory_says_what_does_not_hold():
+    fragment = sections.theory([run_check(name, check) for name, check in some_checks().items()])
     assert "<strong>1 of 3 do not hold.</strong>" in fragment
     assert "Two &amp; two &lt; five" in fragment
     assert fragment.count('class="holds"') == 2
@@ -181,26 +154,23 @@ def test_the_theory_says_what_does_not_hold(checks):
     assert "<details><summary><strong>Section 2</strong> All 1 hold." in fragment
 
 
-def test_the_speed_shows_only_what_was_right_and_says_what_fell_short(bench, tmp_path, monkeypatch):
-    fragment = sections.speed(bench)
-    assert "17 ms, 2 × the limit" in fragment
-    assert "wrong" not in fragment
-    assert "falls short" in fragment
-    assert "not measured" in fragment
-    widths = [float(width) for width in re.findall(r"width:([\d.]+)%", fragment)]
-    assert len(widths) == 4
-    assert widths[1] == widths[3] == 100
-    assert 0 < widths[0] < 100
+def test_the_speed_says_what_fell_short(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sections, "committed", lambda: tmp_path)
-    assert "<code>shippo bench --out runs/bench.json</code>" in sections.speed(None)
+    assert "<code>shippo bench --out runs/bench.json</code>" in sections.speed()
+    write_json(tmp_path / "runs" / "bench.json", BENCH)
+    fragment = sections.speed()
+    assert "reaches what is required" in fragment
+    assert "falls short" in fragment
+    assert "not measured" in fragment
+    write_json(tmp_path / "runs" / "bench.json", {})
+    with pytest.raises(ValueError, match=r"bench.json has unexpected content"):
+        sections.speed()
 
 
 def test_bad_arguments(tmp_path):
     with pytest.raises(ValueError, match=r"out is .*report.txt"):
         report.write(tmp_path / "report.txt", ())
-    with pytest.raises(ValueError, match=r"checks is .*none.json.*shippo verify"):
-        report.write(tmp_path / "report.html", (), checks=tmp_path / "none.json")
 
 
 def test_the_panel_says_what_the_library_computes():

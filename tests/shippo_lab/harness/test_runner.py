@@ -15,7 +15,7 @@ from shippo_lab.experiments.paired import experiment as paired
 from shippo_lab.harness.experiment import Progress, RowConfig, RowResult, Session
 from shippo_lab.harness.progress import Display, Lines, clock
 from shippo_lab.harness.runner import Unit, run, split_into_units
-from shippo_lab.harness.store import locked, read_json, write_json
+from shippo_lab.harness.store import locked, read_json
 from shippo_lab.harness.tables import budget
 
 CHOSEN = ("no-right-r1", "learned-zero")
@@ -105,28 +105,6 @@ def test_rows_and_seeds_are_added_to_a_run(tmp_path):
     assert numbers(again) == numbers(whole)
 
 
-def test_a_result_file_is_enough_to_add_rows_to(tmp_path):
-    """A committed result outlives the folder of its run."""
-    whole = run(small(stack=1), out=tmp_path / "whole", jobs=1, only=CHOSEN, display=Display())
-    first, last = CHOSEN
-    run(small(stack=1), out=tmp_path / "a", jobs=1, only=(first,), display=Display())
-    file = tmp_path / "a" / "result.json"
-    content = read_json(file)
-    content["rows"][0]["notes"]["diverged_at"] = "seed 1: step 3"
-    del content["rows"][0]["config"]["clip"]
-    write_json(file, content)
-    grown = run(small(stack=1), out=tmp_path / "b", jobs=1, only=(last,), earlier=file, display=Display())
-    assert numbers(grown) == numbers(whole)
-    assert grown.rows[first].notes["diverged_at"] == "seed 1: step 3"
-    assert read_json(tmp_path / "b" / "result.json")["wall_seconds"] > content["wall_seconds"]
-    with pytest.raises(ValueError, match="a new folder"):
-        run(small(stack=1), out=tmp_path / "b", jobs=1, only=(last,), earlier=file, display=Display())
-    content["rows"][0]["config"]["learning_rate"] = 1.0
-    write_json(file, content)
-    with pytest.raises(ValueError, match="another configuration than it has today"):
-        run(small(stack=1), out=tmp_path / "c", jobs=1, only=(last,), earlier=file, display=Display())
-
-
 def test_unknown_names_are_refused(tmp_path):
     with pytest.raises(ValueError, match="`name` is 'nothing'"):
         get("nothing")
@@ -203,7 +181,7 @@ def test_time_left_counts_units_that_have_not_begun(per_step, monkeypatch):
     units = [Unit(i, RowConfig(steps=100), (0,), cost=1.2 if i == 3 else 1.0) for i in range(4)]
     display, now = Display(), iter([0.0, 5.0])
     monkeypatch.setattr("time.monotonic", lambda: next(now))
-    with display.show("paired", units, {1, 2, 3}, 2):
+    with display.show("paired", units, {1, 2, 3}):
         assert display.left() == ""
         # A unit may count something else than steps.
         display.progress(Progress(1, 10 * per_step, 100 * per_step, {}))
@@ -218,7 +196,7 @@ def test_plain_lines_say_how_far(capsys):
 
     units = [Unit(0, RowConfig(name="row", steps=10), (0,))]
     lines = Lines(Console(), every=0.0)
-    with lines.show("paired", units, {0}, 1):
+    with lines.show("paired", units, {0}):
         lines.progress(Progress(0, 1, 10, {}))
         lines.progress(Progress(0, 5, 10, {"nmse": 0.5}))
     out = capsys.readouterr().out

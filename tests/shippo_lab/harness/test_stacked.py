@@ -8,8 +8,8 @@ import torch
 
 from shippo_lab.experiments import groups, projection
 from shippo_lab.experiments.paired import experiment as paired
-from shippo_lab.harness.experiment import Session
-from shippo_lab.harness.stacked import AdamW, Layout, nmse, r_squared
+from shippo_lab.harness.experiment import Session, TrainConfig
+from shippo_lab.harness.stacked import Layout, adamw_step, nmse, r_squared
 
 SHORT: dict[str, Any] = {"steps": 14, "eval_every": 6}
 
@@ -28,13 +28,13 @@ def short_rows():
 def test_optimiser_is_torchs_with_each_seed_clipped_alone():
     torch.manual_seed(0)
     start = torch.randn(3, 7)
-    ours = AdamW(learning_rate=0.01, weight_decay=0.1, clip=0.5)
-    state = ours.init(start.clone())
+    ours = TrainConfig(learning_rate=0.01, weight_decay=0.1, clip=0.5)
+    state = {"flat": start.clone(), "first": torch.zeros(3, 7), "second": torch.zeros(3, 7)}
     alone = [torch.nn.Parameter(row.clone()) for row in start]
     theirs = [torch.optim.AdamW([p], lr=0.01, weight_decay=0.1) for p in alone]
     for count in range(1, 30):
         grad = torch.randn(3, 7) * torch.tensor([[10.0], [0.01], [1.0]])
-        ours.step(state, grad, count)
+        adamw_step(state, grad, count, ours)
         for row, parameter, optimiser in zip(grad, alone, theirs):
             parameter.grad = row.clone()
             torch.nn.utils.clip_grad_norm_([parameter], 0.5)

@@ -6,16 +6,18 @@ import re
 from dataclasses import replace
 from itertools import pairwise
 
+import numpy as np
 import pytest
 from rich.console import Console
 
 from shippo_lab.experiments import all_experiments
 from shippo_lab.harness import store
 from shippo_lab.harness.experiment import Column, Progress, RowConfig, Verdict
-from shippo_lab.harness.plots import overview
-from shippo_lab.harness.progress import Live
+from shippo_lab.harness.plots import overview, reconstruction
+from shippo_lab.harness.progress import Lines
 from shippo_lab.harness.runner import Unit
-from shippo_lab.harness.tables import as_data, as_latex, as_markdown, as_narrow_text, as_text, facts, lines, show
+from shippo_lab.harness.tables import as_data, as_markdown, as_text, facts, lines, show
+from shippo_ssm.projection import LegS, ProjectionMemory, Transport
 from tests.shippo_lab.harness.conftest import finished
 
 
@@ -28,9 +30,6 @@ def test_layouts_show_both_sources_and_the_verdict(toy, toy_result):
     assert "| Right | ours | 1.5e-07 ± 7.1e-08 | 1 ± 0 | holds: falls -> 0 |" in markdown
     assert "DOES NOT HOLD: falls -> 0" in markdown
     assert "tab:toy" in markdown
-    latex = as_latex(toy, toy_result)
-    assert latex.startswith(r"\begin{tabular}")
-    assert r"Plain\_one & ours & 0.0003 $\pm$ 0.00014 & -- \\" in latex
     console = Console(width=200, record=True, file=io.StringIO())
     console.print(as_text(toy, toy_result))
     assert "does not hold: falls" in console.export_text()
@@ -53,15 +52,14 @@ def printed(thing, width=80):
 
 
 def test_labels_and_verdicts_are_shown_as_they_are(toy, toy_result):
-    """Brackets are no markup, a bar no column, a backslash no command."""
+    """Brackets are no markup, a bar no column."""
     label = r"[red]R[/] | [b \macro{x} $y$"
     toy_result.rows = {"right": toy_result.rows["right"]._replace(label=label)}
     toy = replace(toy, title="[/] title", judge=lambda result: {"right": Verdict(True, "[bold]falls")})
     assert label in printed(as_text(toy, toy_result), 160)
     assert "holds: [bold]falls" in printed(as_text(toy, toy_result), 160)
-    assert "[/] title" in printed(as_narrow_text(toy, toy_result))
+    assert "[/] title" in printed(as_text(toy, toy_result, narrow=True))
     assert r"\| [b" in as_markdown(toy, toy_result)
-    assert r"\textbackslash macro\{x\} \$y\$" in as_latex(toy, toy_result)
 
 
 def test_a_diverged_row_is_shown(toy, toy_result):
@@ -71,7 +69,7 @@ def test_a_diverged_row_is_shown(toy, toy_result):
     for text in (
         as_markdown(toy, toy_result),
         printed(as_text(toy, toy_result), 160),
-        printed(as_narrow_text(toy, toy_result)),
+        printed(as_text(toy, toy_result, narrow=True)),
     ):
         assert "diverged" in text
         assert text.count("nan") >= 2
@@ -116,7 +114,7 @@ def test_a_terminal_of_80_columns_cuts_no_verdict(experiment):
         result = experiment.result(store.committed() / f"{experiment.name}.json")
     except FileNotFoundError:
         pytest.skip("no committed result")
-    text = printed(as_narrow_text(experiment, result))
+    text = printed(as_text(experiment, result, narrow=True))
     verdicts = experiment.verdicts(result).values()
     body = text.split("results/")[0]
     assert body.count("does not hold") == sum(not verdict.holds for verdict in verdicts)
@@ -124,19 +122,31 @@ def test_a_terminal_of_80_columns_cuts_no_verdict(experiment):
     assert max(map(len, text.splitlines())) <= 80
 
 
-@pytest.mark.parametrize("width", [60, 80, 140])
-def test_the_progress_line_keeps_its_bar(width):
+@pytest.mark.parametrize("width", [60, 140])
+def test_a_terminal_shows_a_line_per_running_unit(width):
     file = io.StringIO()
-    live = Live(Console(width=width, file=file, force_terminal=True, color_system=None))
-    units = [Unit(0, RowConfig(name="a-row-with-a-long-[name]-and-more-of-it", steps=20_000), (0, 1))]
-    with live.show("paired", units, {0}, 1):
-        live.progress(Progress(0, 10_000, 20_000, {"loss": 0.123, "nmse": 1e-4, "pair_nmse": 0.9, "more": 1.0}))
-    line = next(line for line in reversed(file.getvalue().splitlines()) if "10000/20000" in line)
-    assert line.count("━") + line.count("╸") >= 5
-    assert "a-row-with-a-long-[name]"[:22] in line
-    assert len(re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", line)) <= width
+    display = Lines(Console(width=width, file=file, force_terminal=True, color_system=None))
+    units = [Unit(place, RowConfig(name=f"[row]-{place}", steps=20_000), (0, 1)) for place in range(2)]
+    with display.show("paired", units, {0, 1}):
+        display.progress(Progress(0, 20_000, 20_000, {}))
+        display.finished(0)
+        display.progress(Progress(1, 10_000, 20_000, {f"metric_{place}": 0.123 for place in range(9)}))
+    plain = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", file.getvalue()).replace("\r", "")
+    last = [line for line in plain.splitlines() if line][-2:]
+    assert last[0].startswith("[row]-1.s0-s1  step 10000/20000  metric_0 0.123")
+    assert last[1].startswith("paired: 1/2 done")
+    assert max(map(len, last)) <= width
 
 
 def test_the_picture_of_the_lift(tmp_path):
     overview(tmp_path / "overview.svg")
     assert "<svg" in (tmp_path / "overview.svg").read_text()
+
+
+def test_a_signal_is_drawn_with_both_reconstructions(tmp_path):
+    memory = ProjectionMemory(LegS(8), Transport(np.array([[0.0, -1.0], [1.0, 0.0]]), 2))
+    figure = reconstruction(memory, lambda t: np.array([np.sin(2 * t), t]), 2.0)
+    assert len(figure.axes) == 2
+    assert [line.get_label() for line in figure.axes[0].lines] == ["signal", "HiPPO", "SHiPPO"]
+    figure.savefig(tmp_path / "signal.png")
+    assert (tmp_path / "signal.png").stat().st_size > 5000

@@ -9,11 +9,31 @@ from hypothesis import strategies as st
 from scipy.linalg import expm
 
 from shippo_lab.theory.basis_path import BasisPath
-from shippo_lab.theory.closure import closure, defect
+from shippo_lab.theory.closure import closure, psi_rate
 from shippo_ssm.projection import Fourier, LagT, LegS, LegT
+from shippo_ssm.projection._numerics import integrate
+from shippo_ssm.projection.signals import as_signal
 
 MEASURES = [LegS(7), LagT(7), LegT(7, 1.2), Fourier(7, 1.2)]
 CLOSED = [LegS(7), LagT(7), LegS(64), LagT(64)]
+
+
+def defect(measure, f, t):
+    """||C' - (A_L C + B_L f^T)||_F / ||C'||_F for the projection C of a signal f: time -> [d]; 0 for exact closure."""
+    signal = as_signal(f)
+    low = max(measure._start(t), 0.0)
+
+    def moments(tau, w):
+        values = signal(tau) * w[:, None]
+        return np.stack([measure._psi(t, tau).T @ values, psi_rate(measure, t, tau).T @ values])
+
+    coefficients, inner = integrate(moments, low, t, breaks=signal.breaks, panels=4 + measure.N // 4, rtol=1e-11)
+    ends = signal(np.array([low, t]))
+    true = inner + np.outer(measure._psi(t, np.asarray(t)), ends[1])
+    if low > 0:
+        true -= np.outer(measure._psi(t, np.asarray(low)), ends[0])
+    claimed = measure.A(t) @ coefficients + np.outer(measure.B(t), ends[1])
+    return np.linalg.norm(true - claimed) / max(np.linalg.norm(true), 1e-300)
 
 
 @pytest.mark.parametrize("measure", [*MEASURES, LegS(64), LagT(64), LegT(64, 1.2), Fourier(65, 1.2), Fourier(8, 1.2)], ids=repr)
@@ -101,13 +121,11 @@ def test_non_orthonormal_path():
     step = 1e-4
     numeric = (path.gram(1.5 + step) - path.gram(1.5 - step)) / (2 * step)
     assert np.abs(path.gram_rate(1.5) - numeric).max() < 1e-7
-    assert np.abs(BasisPath(LegS(5), path.change).change_rate(1.5) - rate(1.5)).max() < 1e-9
     gram = path.gram(1.5)
     without = np.linalg.solve(gram, path.A(1.5) @ gram)
     flow_rate = (path.flow(1.5 + step, 1.5) - path.flow(1.5 - step, 1.5)) / (2 * step)
     assert np.abs(path.left(1.5) - flow_rate).max() < 1e-6
     assert np.abs(without - flow_rate).max() > 0.03
-    assert np.all(BasisPath(LegS(5), shape).extra(2.0) == 0)
 
 
 @pytest.mark.parametrize(
@@ -122,8 +140,6 @@ def test_non_orthonormal_path():
         (lambda: LegS(4).basis(1.0, 1.5), "tau"),
         (lambda: LegT(4, 1.0).weight(1.0, [-0.5]), "tau"),
         (lambda: LegS(4).gram("late"), "expected one number"),  # pyright: ignore[reportArgumentType]
-        (lambda: BasisPath(LegS(4), np.zeros((4, 4))), "singular"),
-        (lambda: BasisPath(LegS(4), np.eye(3)), "change"),
     ],
 )
 def test_bad_input(call, word):

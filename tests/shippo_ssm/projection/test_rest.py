@@ -1,4 +1,4 @@
-"""The helpers, the pictures and the runnable examples of this package."""
+"""The helpers and the runnable examples of this package."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 from scipy.linalg import expm as scipy_expm
 
-from shippo_ssm.projection import LegS, ProjectionMemory
 from shippo_ssm.projection._numerics import expm, expm_ages, integrate
 
 
@@ -35,18 +34,6 @@ def test_examples(name):
     result = doctest.testmod(module, extraglobs={"np": np})
     assert result.attempted > 0
     assert result.failed == 0
-
-
-def test_plots(moving, signal, tmp_path):
-    plots = importlib.import_module("shippo_lab.theory.plots")
-    figure = plots.plot_reconstruction(ProjectionMemory(LegS(8), moving), signal, 2.0)
-    assert len(figure.axes) == 3
-    assert [line.get_label() for line in figure.axes[0].lines] == ["signal", "HiPPO", "SHiPPO"]
-    figure.savefig(tmp_path / "signal.png")
-    frame = plots.plot_frame(moving, 2.0)
-    assert len(frame.axes) == 4
-    frame.savefig(tmp_path / "frame.png")
-    assert (tmp_path / "frame.png").stat().st_size > 5000
 
 
 def test_import_is_light():

@@ -1,4 +1,4 @@
-"""The parts of the report as HTML: evidence (claim, table, figure per experiment), theory checks, benchmark, panel data.
+"""The parts of the report as HTML: evidence (claim, table, figure per experiment), theory checks, speed targets, panel data.
 
 The panel has a signal f: [0, 1] -> R^2 as N = 24 LegS coefficients per channel, C [24, 2]. The page turns the frame by a
 rotation and a shear, in either order, with product R. A transported memory holds C R, one that only writes still holds C. The
@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import base64
 import html
-import math
 import re
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -22,8 +21,6 @@ from shippo_lab.harness.store import RUNS, as_user_error, committed, figures, re
 from shippo_lab.harness.tables import facts, heading, lines
 from shippo_lab.theory.registry import CheckResult, by_section
 
-PASSES = {"forward": "Forward", "both": "Forward and backward"}
-LETTERS = {"batch": "B", "length": "T", "groups": "G", "order": "N", "width": "P"}
 # Result of a target in the file -> CSS class and status.
 STATUS = {
     "goal": ("holds", "reaches the goal"),
@@ -83,17 +80,8 @@ def picture(name: str, title: str, drawing: str | None = None) -> str:
     )
 
 
-def overview() -> str:
-    """The paper's picture of the lift."""
-    return picture("overview", "Overview of the lift from HiPPO to SHiPPO")
-
-
-def evidence(experiments: Iterable[Experiment]) -> str:
-    """All experiments, one after another."""
-    return "".join(map(_experiment, experiments))
-
-
-def _experiment(experiment: Experiment) -> str:
+def evidence(experiment: Experiment) -> str:
+    """Claim, protocol, table and figure of an experiment; without a result, the command that makes it."""
     head = f'<h3 id="{experiment.name}">{text(experiment.title)}</h3><p>{text(experiment.claim)}</p>'
     head += f'<p class="note">{text(experiment.protocol)}</p>'
     try:
@@ -134,29 +122,14 @@ def _table(experiment: Experiment, result: Result) -> str:
     return table(f"{experiment.title}: our numbers and the paper's", head, rows)
 
 
-def _checks(path: Path | None) -> list[CheckResult]:
-    """The rows of a file of `shippo verify --out`; without a file, run the checks now."""
-    if path is None:
-        from shippo_lab.theory import CHECKS, run_check
-
-        return [run_check(name, check) for name, check in CHECKS.items()]
-    rows: list[dict[str, Any]] = read_json(path)["rows"]
-    for row in rows:
-        row.pop("holds", None)
-        row["residual"] = math.nan if row["residual"] is None else row["residual"]
-    return [CheckResult(**row) for row in rows]
-
-
-def theory(checks: Path | None) -> str:
+def theory(found: list[CheckResult]) -> str:
     """A sentence with the count, and one table per section of the paper, open only if a statement in it does not hold."""
-    with as_user_error(checks):
-        found = _checks(checks)
-        lead = (
-            "<p>Each proposition, lemma, theorem and example of the paper is a function that computes both of its sides and "
-            "measures how far they are apart, or how far apart they must be. "
-            f"<strong>{_count(found)}</strong> Open a section to see its residuals.</p>"
-        )
-        return lead + "".join(_fold(name, members) for name, members in by_section(found).items())
+    lead = (
+        "<p>Each proposition, lemma, theorem and example of the paper is a function that computes both of its sides and "
+        "measures how far they are apart, or how far apart they must be. "
+        f"<strong>{_count(found)}</strong> Open a section to see its residuals.</p>"
+    )
+    return lead + "".join(_fold(name, members) for name, members in by_section(found).items())
 
 
 def _count(found: list[CheckResult]) -> str:
@@ -175,65 +148,28 @@ def _fold(name: str, found: list[CheckResult]) -> str:
     return f"<details{shown}><summary><strong>{name}</strong> {_count(found)}</summary>{grid}</details>"
 
 
-def speed(bench: Path | None) -> str:
-    """Targets, and one scan beside its peers; the file is `bench`, else `runs/bench.json`, else the committed one."""
+def speed() -> str:
+    """The targets of `runs/bench.json`, else of the committed benchmark; the page "Performance" of the docs has the rest."""
     lead = (
         "<p>A speed counts only if the output and every gradient agree with the reference loop in float64. The limit is the "
         "time that moving the operands once, or the multiply-adds, takes at the rates this machine reaches.</p>"
     )
-    places = (RUNS / "bench.json", committed() / "bench.json")
-    path = bench or next((place for place in places if place.exists()), None)
+    path = next((place for place in (RUNS / "bench.json", committed() / "bench.json") if place.exists()), None)
     if path is None:
         command = "`shippo bench --out runs/bench.json`"
         return lead + missing(f"No benchmark here yet; make it with {command} (two minutes; `--full`: a quarter of an hour).")
     run = read_json(path)
     with as_user_error(path):
-        machine = run["machine"]
+        machine, rows = run["machine"], []
         note = f"{machine['processor']}, {machine['cores']} cores, {machine['simd']}; {run['mode']} mode, {run['date']}."
-        return f'{lead}<p class="note">{text(note)}</p>' + _targets(run["verdict"]) + _scan(run["sections"].get("scan"))
-
-
-def _targets(targets: list[dict[str, Any]]) -> str:
-    rows = []
-    for row in targets:
-        sign = "at least" if row["at_least"] else "at most"
-        reached = "–" if row["reached"] is None else f"{row['reached']:.3g}"
-        mark, status = STATUS.get(row["result"], ("note", "not measured"))
-        wanted = [f"{sign} {row[key]:g}" for key in ("required", "goal")]
-        rows.append([text(row["what"]), reached, *map(text, wanted), f'<span class="{mark}">{status}</span>'])
-    return table("Speed targets", ["Ratio inside one run", "Reached", "Required", "Goal", "Status"], rows)
-
-
-def _scan(scan: dict[str, Any] | None) -> str:
-    """Bars on a logarithmic scale; the dashed line is the least time the machine allows."""
-    if scan is None:
-        return ""
-    shape = " ".join(f"{letter}{scan['shape'][name]}" for name, letter in LETTERS.items())
-    parts = [f"<h3>One scan, {text(shape)}, {scan['threads']} threads</h3>"]
-    for key, label in PASSES.items():
-        records = [record for record in scan["candidates"] if record["status"] == "ok" and key in record]
-        if not records:
-            continue
-        records.sort(key=lambda record: record[key]["median"])
-        limit, active = scan["roofs"][key]["seconds"], text(scan["roofs"][key]["active"])
-        bars = "".join(_bar(record, record[key]["median"], limit, records[-1][key]["median"]) for record in records)
-        note = f"The dashed line is the limit, {1e3 * limit:.1f} ms, set by {active}; logarithmic scale."
-        parts.append(f'<h4>{label}</h4><div class="bars">{bars}</div><p class="note">{note}</p>')
-    return "".join(parts)
-
-
-def _bar(record: dict[str, Any], seconds: float, limit: float, longest: float) -> str:
-    """One candidate; the axis runs from a third of the limit to the slowest."""
-    low = limit / 3
-    share = [100 * math.log(max(value, low) / low) / math.log(longest / low) for value in (seconds, limit)]
-    ours, kind = (" ours", "") if record["kind"] == "ours" else ("", f" <small>{text(record['kind'])}</small>")
-    time, times = (f"{value:,.0f}" if value >= 100 else f"{value:.3g}" for value in (1e3 * seconds, seconds / limit))
-    return (
-        f'<div class="bar{ours}"><span>{text(record["name"])}{kind}</span><span class="track">'
-        f'<span class="fill" style="width:{share[0]:.1f}%"></span>'
-        f'<span class="limit" style="left:{share[1]:.1f}%"></span></span>'
-        f'<span class="value">{time} ms, {times} × the limit</span></div>'
-    )
+        for row in run["verdict"]:
+            sign = "at least" if row["at_least"] else "at most"
+            reached = "–" if row["reached"] is None else f"{row['reached']:.3g}"
+            mark, status = STATUS.get(row["result"], ("note", "not measured"))
+            wanted = [f"{sign} {row[key]:g}" for key in ("required", "goal")]
+            rows.append([text(row["what"]), reached, *map(text, wanted), f'<span class="{mark}">{status}</span>'])
+        targets = table("Speed targets", ["Ratio inside one run", "Reached", "Required", "Goal", "Status"], rows)
+        return f'{lead}<p class="note">{text(note)}</p>{targets}'
 
 
 def signal(t: Any) -> np.ndarray:
