@@ -16,14 +16,14 @@ def front(root: Path) -> None:
     from shippo_lab.harness.plots import OURS, PLAIN, SERIES, new_figure, save
 
     rotation, beside = rows_of(root, "rotation"), load(root, "beside-mamba")
-    figure, (turns, words) = new_figure(9.0, 3.4, 2)
+    figure, (turns, words) = new_figure(6.5, 5.6, rows=2)
     for row, label, colour in (("split", "SHiPPO", OURS), ("none", "SHiPPO without right action", PLAIN)):
         turns.plot(TURNS, [mean(rotation[row]["metrics"][f"exact_{n}"]) for n in TURNS], marker="o", color=colour, label=label)
     turns.set_title("a key's value, after quarter turns acted on it", fontsize=10)
     turns.set_xlabel("events (trained on 24)")
     colours = {"SHiPPO": OURS, "SHiPPO without right action": PLAIN, "Mamba": SERIES[2], "Transformer": SERIES[4]}
-    for name, runs in beside["runs"].items():
-        means = [mean(run["accuracy"][str(n)] for run in runs) for n in beside["lengths"]]
+    for name, found in beside["tasks"]["words"].items():
+        means = [mean(run["scores"][str(n)] for run in found["runs"]) for n in beside["lengths"]]
         words.plot(beside["lengths"], means, marker="o", color=colours[name], label=name)
     words.set_title("the product of a word of turns of a cube", fontsize=10)
     words.set_xlabel("length of the word (trained up to 16)")
@@ -54,7 +54,7 @@ def body_frame(root: Path) -> None:
     # Below the axes: a legend must not cover curves.
     figure.legend(loc="outside lower center", fontsize=8, ncols=3)
     save(figure, root / STATIC / "body-frame-past.svg")
-    figure, panels = new_figure(8.5, 3.2, 2)
+    figure, panels = new_figure(6.5, 5.6, rows=2)
     found = result["recordings"]["x-IMU"]
     for name in MEMORIES:
         style = "--" if name == "limit" else "-"

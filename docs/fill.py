@@ -132,21 +132,23 @@ def architecture(root: Path, what: str, *arguments: str) -> str:
 
 @part
 def beside(root: Path, what: str) -> str:
-    """`seeds`, `steps` or `tokens` of the comparison with Mamba."""
+    """`tokens` of a timed step, or the number of `seeds` of a task of the comparison with Mamba."""
     result = load(root, "beside-mamba")
-    counts = {"seeds": min(map(len, result["runs"].values())), "steps": result["steps"], "tokens": result["time"]["tokens"]}
-    return f"{counts[what]:,}"
+    if what == "tokens":
+        return f"{result['time']['tokens']:,}"
+    return str(min(len(rows["runs"]) for rows in result["tasks"][what].values()))
 
 
 @part
-def beside_accuracy(root: Path) -> str:
-    """Accuracy by length of the word, one line per layer."""
-    result = load(root, "beside-mamba")
+def beside_scores(root: Path, task: str, *columns: str) -> str:
+    """Scores of a task of the comparison with Mamba, means over seeds, one line per layer; a column is `key=label`."""
     rows = []
-    for name, runs in result["runs"].items():
-        values = (f"{mean(run['accuracy'][str(length)] for run in runs):.3f}" for length in result["lengths"])
-        rows.append([name, f"{runs[0]['parameters']:,}", *values])
-    return table(["layer", "parameters", *(f"length {length}" for length in result["lengths"])], rows)
+    keys, labels = zip(*(column.split("=") for column in columns))
+    for name, found in load(root, "beside-mamba")["tasks"][task].items():
+        runs = found["runs"]
+        values = (f"{mean(run['scores'][key] for run in runs):.3f}" for key in keys)
+        rows.append([name, runs[0]["width"], f"{runs[0]['parameters']:,.0f}", f"{runs[0]['rate']:g}", *values])
+    return table(["layer", "width", "parameters", "learning rate", *(label.replace("_", " ") for label in labels)], rows)
 
 
 @part

@@ -93,11 +93,11 @@ def test_a_changed_result_changes_the_pages(tmp_path):
     assert shown("metric paired no-right-r8 pair_nmse").endswith("-->0.987<!-- end -->")
     assert shown("metric paired no-right-r8 other").endswith("-->–<!-- end -->")
     beside = json.loads((ROOT / "results" / "beside-mamba.json").read_text())
-    assert {"SHiPPO", "SHiPPO without right action", "Mamba", "Transformer"} == beside["runs"].keys()
-    for run in beside["runs"]["Mamba"]:
-        run["accuracy"]["16"] = 0.777
+    assert {"SHiPPO", "SHiPPO without right action", "Mamba", "Transformer"} == beside["tasks"]["words"].keys()
+    for run in beside["tasks"]["words"]["Mamba"]["runs"]:
+        run["scores"]["16"] = 0.777
     write_json(tmp_path / "results" / "beside-mamba.json", beside)
-    assert "| 0.777 |" in shown("beside-accuracy")
+    assert "| 0.777 |" in shown("beside-scores words 16=16")
     bench = json.loads((ROOT / "results" / "bench.json").read_text())
     bench["sections"]["scan"]["roofs"]["both"]["seconds"] = 0.0
     write_json(tmp_path / "results" / "bench.json", bench)

@@ -1,4 +1,4 @@
-"""Progress of a run, with an estimate of the time left: lines that are rewritten on a terminal, a log elsewhere."""
+"""Progress of a run, with an estimate of the time left: a bar and lines that are rewritten on a terminal, a log elsewhere."""
 
 from __future__ import annotations
 
@@ -12,6 +12,9 @@ from rich.live import Live
 from rich.text import Text
 
 from shippo_lab.harness.experiment import Progress
+
+# Characters of the progress bar.
+BAR = 24
 
 
 def clock(seconds: float) -> str:
@@ -86,5 +89,8 @@ class Lines(Display):
 
     def _refresh(self) -> None:
         if self.live is not None:
-            lines = [*self.lines.values(), f"{self.name}: {self._sum()}"]
+            total = sum(unit.config.steps * unit.cost for unit in self.units.values())
+            filled = round(BAR * (1 - sum(self.work.values()) / max(total, 1)))
+            bar = "█" * filled + "░" * (BAR - filled)
+            lines = [*self.lines.values(), f"{self.name}: {bar} {self._sum()}"]
             self.live.update(Text("\n".join(lines), no_wrap=True, overflow="ellipsis"))
