@@ -58,8 +58,8 @@ def width_of(task: str, name: str) -> int:
     first, layers, vocab_size, _, common, *_ = TASKS[task]
 
     def count(width: int, options: dict[str, Any]) -> int:
-        model = SequenceModel(SequenceConfig(d_model=width, n_layers=layers, vocab_size=vocab_size, **common | options))
-        return count_parameters(model)
+        layer: dict[str, Any] = common | options
+        return count_parameters(SequenceModel(SequenceConfig(d_model=width, n_layers=layers, vocab_size=vocab_size, **layer)))
 
     target = count(first, MODELS["SHiPPO"])
     return min(range(8 * (first // 16), 2 * first, 8), key=lambda width: abs(count(width, MODELS[name]) - target))
@@ -68,7 +68,7 @@ def width_of(task: str, name: str) -> int:
 def train(task: str, name: str, seed: int, rate: float) -> dict[str, Any]:
     """Train one model; its scores, parameters and width."""
     _, layers, vocab_size, steps, common, *_ = TASKS[task]
-    layer = common | MODELS[name] | {"d_model": width_of(task, name)}
+    layer: dict[str, Any] = common | MODELS[name] | {"d_model": width_of(task, name)}
     torch.manual_seed(seed)
     if task == "recall":
         config = replace(plain_mqar.PlainMqarConfig(), name=name, label=name, layer=layer, steps=steps, learning_rate=rate)

@@ -147,7 +147,7 @@ def beside_scores(root: Path, task: str, *columns: str) -> str:
     for name, found in load(root, "beside-mamba")["tasks"][task].items():
         runs = found["runs"]
         values = (f"{mean(run['scores'][key] for run in runs):.3f}" for key in keys)
-        rows.append([name, runs[0]["width"], f"{runs[0]['parameters']:,.0f}", f"{runs[0]['rate']:g}", *values])
+        rows.append([name, str(runs[0]["width"]), f"{runs[0]['parameters']:,.0f}", f"{runs[0]['rate']:g}", *values])
     return table(["layer", "width", "parameters", "learning rate", *(label.replace("_", " ") for label in labels)], rows)
 
 
