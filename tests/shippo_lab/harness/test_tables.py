@@ -134,7 +134,8 @@ def test_a_terminal_shows_a_line_per_running_unit(width):
     plain = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", file.getvalue()).replace("\r", "")
     last = [line for line in plain.splitlines() if line][-2:]
     assert last[0].startswith("[row]-1.s0-s1  step 10000/20000  metric_0 0.123")
-    assert last[1].startswith("paired: 1/2 done")
+    # Three quarters of the work: one of two units, and half of the other.
+    assert last[1].startswith(f"paired: {'█' * 18}{'░' * 6} 1/2 done")
     assert max(map(len, last)) <= width
 
 
