@@ -283,15 +283,6 @@ def tracking_languages(root: Path) -> str:
     return table(["", *published["columns"]], rows) + f"\nPublished: {published['source']}.\n"
 
 
-@part
-def language_needs(root: Path) -> str:
-    """Which part of the cell does the work, from `task.needs`."""
-    from shippo_lab.experiments.tracking.languages import LANGUAGES
-    from shippo_lab.tasks.languages import LanguageTask
-
-    return "".join(f"- **{name}**: {LanguageTask(name=name).needs}\n" for name in LANGUAGES)
-
-
 def accuracies(label: str, numbers: dict[str, Any], lengths: list[int], name: str) -> list[str]:
     """A line with coordinate / exact accuracy of a predictor at every length."""
     return [label, *(f"{numbers[f'{name}_coordinate_{n}']:.3f} / {numbers[f'{name}_exact_{n}']:.3f}" for n in lengths)]

@@ -23,7 +23,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from shippo_lab.tasks.finite_field import FieldReduction, decompose, inverse
 from shippo_lab.tasks.streams import NO_TARGET, SPLITS, answers, check_choice, check_indices, check_seed, choices
 from shippo_ssm._expect import expect_size
 
@@ -31,7 +30,7 @@ MODULUS = 31
 WIDTH = 4
 PRIMITIVE_ROOT = 3
 BIND, OP, QUERY = 0, 1, 2
-LIBRARIES = ("nonreducible", "diagonal", "blocks", "rotation", "none")
+LIBRARIES = ("nonreducible", "rotation")
 # Lower edges of the bins in which answers are counted by the number of operations since the binding; the last bin is open.
 OPERATION_BINS = (0, 1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 24, 32, 48, 64, 96, 128, 256)
 # Uniform numbers per position: event, second choice of an event, key, operation, four value coordinates.
@@ -42,39 +41,31 @@ def operation_library(name: str) -> np.ndarray:
     """The 13 operations [13, 4, 4] of a library, as integer matrices that act on row vectors, v -> v A mod 31.
 
     nonreducible  the 12 transvections I + E_ij and diag(3, 1, 1, 1): together they generate GL(4, F_31)
-    diagonal      scalings of single coordinates by 3, 9 and 1/3, and of all by 3: they commute
-    blocks        transvections, their inverses and scalings in the planes (1, 2) and (3, 4), which they never mix
     rotation      the 12 quarter turns of coordinate planes and the identity: a real right action can be exact
-    none          13 times the identity: plain recall, with operations as idle tokens
     """
     check_choice("TransportMQAR", "library", name, LIBRARIES)
     eye = np.eye(WIDTH, dtype=np.int64)
 
-    def transvection(i: int, j: int, factor: int = 1) -> np.ndarray:
-        return eye + factor * np.outer(eye[i], eye[j])
-
-    def scaling(factor: int, *coordinates: int) -> np.ndarray:
-        return eye + (factor - 1) * np.diag(eye[list(coordinates)].sum(0))
-
     pairs = list(itertools.permutations(range(WIDTH), 2))
-    root = PRIMITIVE_ROOT
     if name == "nonreducible":
-        operations = [transvection(i, j) for i, j in pairs] + [scaling(root, 0)]
-    elif name == "diagonal":
-        factors = (root, root**2, pow(root, -1, MODULUS))
-        operations = [scaling(factor, i) for i in range(WIDTH) for factor in factors] + [scaling(root, *range(WIDTH))]
-    elif name == "blocks":
-        inside = [(0, 1), (1, 0), (2, 3), (3, 2)]
-        operations = [transvection(i, j, sign) for i, j in inside for sign in (1, -1)]
-        operations += [scaling(root, i) for i in range(WIDTH)] + [transvection(0, 1) @ transvection(2, 3)]
-    elif name == "rotation":
+        operations = [eye + np.outer(eye[i], eye[j]) for i, j in pairs] + [np.diag([PRIMITIVE_ROOT, 1, 1, 1])]
+    else:
         # Rows i and j of the identity change places, one of them with its sign turned: (a, b) -> (-b, a).
         operations = [
             eye - np.diag(eye[i] + eye[j]) + np.outer(eye[i], eye[j]) - np.outer(eye[j], eye[i]) for i, j in pairs
         ] + [eye]
-    else:
-        operations = [eye] * 13
     return np.stack(operations) % MODULUS
+
+
+@lru_cache
+def inverse_library(name: str) -> np.ndarray:
+    """The inverses of the operations of a library mod 31, [13, 4, 4]."""
+    operations = operation_library(name)
+    # M^{-1} = adj(M) / det(M); of these small integers floating point is exact after rounding.
+    determinants = np.linalg.det(operations).round()
+    adjugates = (np.linalg.inv(operations) * determinants[:, None, None]).round().astype(np.int64)
+    reciprocals = np.array([pow(int(determinant), -1, MODULUS) for determinant in determinants])
+    return adjugates * reciprocals[:, None, None] % MODULUS
 
 
 class Events(NamedTuple):
@@ -160,10 +151,6 @@ class TransportMQAR:
         """Size of the operation vocabulary."""
         return len(self.operations)
 
-    def reduction(self) -> FieldReduction:
-        """The finest block form over F_31 that all operations share."""
-        return decompose(self.operations, MODULUS)
-
     def batch(self, indices: Iterable[int], split: str = "train") -> Events:
         """The examples with these indices, B numbers below 2^64; the splits "train" and "eval" are disjoint."""
         number = check_choice("TransportMQAR.batch", "split", split, SPLITS)
@@ -215,26 +202,6 @@ class TransportMQAR:
             on_batch(done)
         return scores_of(counts)
 
-    def picture(self, index: int, split: str = "eval") -> str:
-        """One example as text: a row per event, with the answers of the queries."""
-        events = self.batch([index], split)
-        lines = []
-        for t in range(self.length):
-            key, value, target = int(events.key[0, t]), events.value[0, t].tolist(), events.target[0, t].tolist()
-            kind = int(events.kind[0, t])
-            if kind == BIND:
-                words = f"BIND   key {key:3d} = ({' '.join(f'{x:2d}' for x in value)})"
-            elif kind == OP:
-                identifier = int(events.operation[0, t])
-                words = f"OP     {identifier:2d}: {_describe(self.operations[identifier])}"
-            else:
-                marks = zip(target, events.untouched[0, t].tolist())
-                answer = " ".join(f"{x:2d}" + (" " if known else "*") for x, known in marks)
-                count = int(events.operations_since[0, t])
-                words = f"QUERY  key {key:3d} ? ({answer}) after {count} operation{'s' * (count != 1)}"
-            lines.append(f"{t:2d}  {words}")
-        return "\n".join(lines)
-
     def _draws(self, index: int, split: int) -> np.ndarray:
         """Uniform numbers of one example, its own 2^128 counter values of the Philox stream of the seed."""
         bits = np.random.Philox(key=self.seed, counter=[0, 0, index, split])
@@ -270,17 +237,12 @@ class TransportMQAR:
         return slot, latest[rows, times, slot].astype(np.int64)
 
 
-@lru_cache
-def _inverse_library(name: str) -> np.ndarray:
-    return inverse(operation_library(name), MODULUS)
-
-
 def _frames(library: str, kind: np.ndarray, operation: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """V_t = A_1 .. A_t and V_t^{-1} mod 31, each [B, T, 4, 4]."""
     eye = np.eye(WIDTH, dtype=np.int32)
     moves = np.concatenate([operation_library(library), eye[None]])
     # Transposed, inverses are multiplied in the order of the frames: V_t^{-T} = V_{t-1}^{-T} A_t^{-T}.
-    moves_back = np.concatenate([_inverse_library(library), eye[None]]).swapaxes(1, 2)
+    moves_back = np.concatenate([inverse_library(library), eye[None]]).swapaxes(1, 2)
     pairs = np.stack([moves, moves_back], 1).astype(np.int32)
     frames = pairs[np.where(kind == OP, operation, len(moves) - 1).T]
     for t in range(1, len(frames)):
@@ -296,17 +258,6 @@ def _last_touches(operations: np.ndarray, kind: np.ndarray, operation: np.ndarra
         touching = (kind == OP)[..., None] & touches[operation]
         found.append(np.maximum.accumulate(np.where(touching, times, -1), axis=1))
     return found
-
-
-def _describe(operation: np.ndarray) -> str:
-    """The matrix as assignments: (I + E_12) is "x2 <- x1 + x2"."""
-    signed = np.where(operation > MODULUS // 2, operation - MODULUS, operation)
-    parts = []
-    for j in range(WIDTH):
-        if (operation[:, j] != np.eye(WIDTH, dtype=np.int64)[j]).any():
-            terms = [f"{'' if c == 1 else '-' if c == -1 else f'{c} '}x{i + 1}" for i, c in enumerate(signed[:, j]) if c]
-            parts.append(f"x{j + 1} <- {' + '.join(terms)}")
-    return ", ".join(parts) or "nothing"
 
 
 def expected_right(known: Tensor) -> Tensor:

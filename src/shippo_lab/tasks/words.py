@@ -4,18 +4,16 @@
 
 An element acts from the right on everything before it: H_t = H_{t-1} R_t with R_t = R(g_t) and R a representation,
 R(a) R(b) = R(ab). So a memory with right actions solves the task exactly if its width P allows a faithful real representation
-that its right actions reach. An exponential has a positive determinant, so the representation has to lie in GL+(P); a finite
-group there is conjugate to one in SO(P).
+of positive determinants: 3 for A5, and 5 for S5, whose swaps are reflections in four dimensions.
 
 `Group.generate(name, generators)` closes permutations to a group with its multiplication table [order, order]; `group.irreps`
-are its irreducible real representations, found numerically; `group.faithful()` is the smallest faithful sum of them with
-positive determinants. `WordTask(group=..., length=T)` draws tokens and target [B, T] of element numbers.
+are its irreducible real representations, found numerically. `WordTask(group=..., length=T)` draws tokens and target [B, T] of
+element numbers.
 """
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 
@@ -23,7 +21,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from shippo_lab.tasks.streams import NO_TARGET, SPLITS, Sequences, answers, check_choice, check_seed, choices, uniform
+from shippo_lab.tasks.streams import SPLITS, Sequences, answers, check_choice, check_seed, choices, uniform
 from shippo_ssm._expect import expect_size
 
 GROUPS = ("A5", "S5", "S4", "S3", "Z60", "A4xZ5")
@@ -39,32 +37,6 @@ def all_products(maps: Sequence[Sequence[int]], limit: int) -> set[tuple[int, ..
         fresh = {tuple(step[point] for point in word) for word in fresh for step in maps} - found
         found = found | fresh
     return found
-
-
-@dataclass(frozen=True, eq=False)
-class Representation:
-    """A real orthogonal representation of a group: R(a) R(b) = R(ab)."""
-
-    matrices: Tensor
-    """R [order, P, P], float64, block diagonal."""
-    blocks: tuple[int, ...]
-
-    @property
-    def width(self) -> int:
-        """P."""
-        return self.matrices.shape[-1]
-
-    @property
-    def collapses(self) -> bool:
-        """Whether a fixed change of coordinates splits it into independent banks."""
-        return len(self.blocks) > 1
-
-    @property
-    def banks_reflect(self) -> bool:
-        """Whether some block has a negative determinant for some element, so that only all blocks together are proper."""
-        ends = np.cumsum(self.blocks)
-        parts = [self.matrices[:, end - size : end, end - size : end] for size, end in zip(self.blocks, ends)]
-        return any(bool((torch.linalg.det(part) < 0).any()) for part in parts)
 
 
 @dataclass(frozen=True, eq=False)
@@ -117,16 +89,6 @@ class Group:
         """[order]: the number of each inverse."""
         return (self.table == 0).argmax(1)
 
-    @property
-    def commutative(self) -> bool:
-        """Whether the order of a word does not matter."""
-        return bool((self.table == self.table.T).all())
-
-    @property
-    def swaps(self) -> np.ndarray:
-        """Numbers of the elements that exchange two points and keep all others."""
-        return np.flatnonzero((self.permutations != np.arange(self.permutations.shape[1])).sum(1) == 2)
-
     def generated_by(self, elements: Iterable[int]) -> int:
         """Order of the subgroup that some elements generate."""
         return len(all_products(self.permutations[list(elements)].tolist(), self.order))
@@ -166,41 +128,6 @@ class Group:
         firsts = [own[0] for own in self.classes]
         return np.stack([np.trace(irrep[firsts], axis1=1, axis2=2) for irrep in self.irreps])
 
-    def faithful(self, connected: bool = True) -> Representation:
-        """The smallest real representation in which different elements have different matrices, with the fewest blocks.
-
-        `connected` allows only representations in SO(P), which exponentials reach; otherwise reflections count as well.
-        """
-        return _faithful(self, connected)
-
-
-def _sums(sizes: Sequence[int], total: int, first: int = 0) -> Iterator[tuple[int, ...]]:
-    """Every multiset of places of `sizes` whose sizes add up to `total`."""
-    if total == 0:
-        yield ()
-    for place in range(first, len(sizes)):
-        if sizes[place] <= total:
-            yield from ((place, *rest) for rest in _sums(sizes, total - sizes[place], place))
-
-
-@lru_cache(maxsize=64)
-def _faithful(group: Group, connected: bool) -> Representation:
-    irreps = group.irreps
-    # The trivial representation, the first, tells nothing apart.
-    useful = irreps[1:] if group.order > 1 else irreps
-    sizes = [irrep.shape[-1] for irrep in useful]
-    kernels = [np.trace(irrep, axis1=1, axis2=2) > size - 1e-6 for irrep, size in zip(useful, sizes)]
-    signs = [np.linalg.det(irrep).round() for irrep in useful]
-    for width in itertools.count(1):
-        for places in sorted(_sums(sizes, width), key=len):
-            kernel = np.logical_and.reduce([kernels[place] for place in places])
-            proper = (np.multiply.reduce([signs[place] for place in places]) > 0).all()
-            if kernel.sum() == 1 and (proper or not connected):
-                blocks = sorted((useful[place] for place in places), key=lambda irrep: -irrep.shape[-1])
-                matrices = [torch.block_diag(*(torch.from_numpy(block[g]) for block in blocks)) for g in range(group.order)]
-                return Representation(torch.stack(matrices), tuple(block.shape[-1] for block in blocks))
-    raise AssertionError("the regular representation, taken twice, is faithful and proper")
-
 
 def _cycle(degree: int, *points: int) -> tuple[int, ...]:
     image = list(range(degree))
@@ -233,16 +160,9 @@ def _generating_elements(group: Group, elements: int | str) -> np.ndarray:
     """Numbers of the elements that words are made of, sorted."""
     if elements == "all":
         return np.arange(group.order)
-    if elements == "swaps":
-        if len(group.swaps) == 0 or group.generated_by(group.swaps) < group.order:
-            raise ValueError(
-                f"WordTask: `elements` is 'swaps', and the swaps of {group.name} do not generate it; expected a group that "
-                "they generate; choose 'all' or a number of elements"
-            )
-        return group.swaps
     if not isinstance(elements, int) or not 1 <= elements < group.order:
         raise ValueError(
-            f"WordTask: `elements` is {elements!r}; expected 'all', 'swaps' or a number from 1 to {group.order - 1}; "
+            f"WordTask: `elements` is {elements!r}; expected 'all' or a number from 1 to {group.order - 1}; "
             "choose how many elements words are made of"
         )
     rng = np.random.default_rng(elements)
@@ -284,10 +204,8 @@ class WordTask:
     length: int = 16
     """Elements T of a word, unless `batch` or `evaluate` is told another length."""
     elements: int | str = "all"
-    """What words are made of: "all" elements, "swaps" only, or so many elements that together generate the group (always the
-    same ones for a group and a number; never the identity). Tokens are element numbers in each case."""
-    start: bool = False
-    """Whether a start token, number `order`, comes before the elements; nothing is asked there."""
+    """What words are made of: "all" elements, or so many elements that together generate the group (always the same ones for a
+    group and a number; never the identity). Tokens are element numbers in each case."""
     seed: int = 0
     """Words are a function of (seed, split, index)."""
 
@@ -303,34 +221,16 @@ class WordTask:
 
     @property
     def vocab_size(self) -> int:
-        """Number of tokens: one per element, and the start token if there is one."""
-        return self.structure.order + self.start
+        """Number of tokens, one per element."""
+        return self.structure.order
 
     @property
     def alphabet(self) -> np.ndarray:
         """Numbers of the elements that words are made of, sorted."""
         return _generating_elements(self.structure, self.elements)
 
-    @property
-    def representation(self) -> Tensor:
-        """The smallest faithful representation that exponentials reach, R [order, P, P] in SO(P), float64."""
-        return self.structure.faithful().matrices
-
-    @property
-    def needs(self) -> str:
-        """What a right action needs to solve the task, computed from the group."""
-        group = self.structure
-        inside, free = group.faithful(), group.faithful(connected=False)
-        blocks = " + ".join(str(block) for block in inside.blocks)
-        form = "it collapses to independent banks" if inside.collapses else "it does not collapse"
-        form += ", which alone would have to reflect" if inside.banks_reflect else ""
-        order = "; its elements commute" if group.commutative else ""
-        text = f"{group.name}, {group.order} elements, needs a group width P of {inside.width} or more "
-        text += f"(SO({inside.width}), blocks {blocks}): {form}{order}."
-        return text + (f" With reflections P = {free.width} would do." if free.width < inside.width else "")
-
     def batch(self, indices: Iterable[int], split: str = "train", length: int | None = None) -> Sequences:
-        """The words with these indices, tokens and target [B, T], or [B, T + 1] with a start token; `length` as in the task.
+        """The words with these indices, tokens and target [B, T]; `length` as in the task.
 
         A shorter word is a prefix of a longer one. The streams of the splits are disjoint; very short words occur in both.
         """
@@ -342,9 +242,6 @@ class WordTask:
         product = np.zeros(len(tokens), dtype=np.int64)
         for t in range(length):
             target[:, t] = product = table[product, tokens[:, t]]
-        if self.start:
-            tokens = np.pad(tokens, ((0, 0), (1, 0)), constant_values=self.structure.order)
-            target = np.pad(target, ((0, 0), (1, 0)), constant_values=NO_TARGET)
         return Sequences(torch.from_numpy(tokens), torch.from_numpy(target))
 
     def evaluate(
@@ -360,8 +257,7 @@ class WordTask:
         asked = answers(
             lambda indices: self.batch(indices, "eval", length), model, num_examples, batch_size, self.vocab_size, device
         )
-        right = [(choices(logits) == words.target)[:, int(self.start) :] for words, logits in asked]
-        table = torch.cat(right).double()
+        table = torch.cat([choices(logits) == words.target for words, logits in asked]).double()
         return WordScores(
             num_words=len(table),
             prefix=float(table.mean()),

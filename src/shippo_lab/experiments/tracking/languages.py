@@ -2,7 +2,7 @@
 
 Where a letter permutes the states of a language (parity, cycle navigation), a right action is the permutation, and the layer
 stays exact beyond its training lengths; where letters forget (even pairs, arithmetic), the left factor or a second layer has to
-help. `task.needs` says which part of the cell does the work; `docs/results/languages.md` has the protocol.
+help. `docs/state-tracking.md` says which part of the cell does the work, `docs/results/languages.md` has the protocol.
 """
 
 from __future__ import annotations
