@@ -21,7 +21,7 @@ from shippo_lab.experiments.mqar.model import MqarConfig, build_model, load_mode
 from shippo_lab.experiments.mqar.scoring import flatten_scores, scores_of_lengths
 from shippo_lab.experiments.paper import paper_tables
 from shippo_lab.harness import experiment as lab
-from shippo_lab.harness.training import measure, products_in, resolve_precision
+from shippo_lab.harness.training import products_in, resolve_precision
 from shippo_ssm.layers import identity_right, zero_right_suffix
 
 ROW = "struct-split"
@@ -68,10 +68,11 @@ def train(config: SuffixConfig, seeds: tuple[int, ...], session: lab.Session) ->
     """Score one seed under an intervention; only the smoke preset trains."""
     (seed,) = seeds
     model = trained_model(config, seed)
-    total = config.eval_examples * sum(config.eval_lengths)
-    parts = scores_of_lengths(config, partial(config.task, seed), model)
+    parts, known = scores_of_lengths(config, partial(config.task, seed), model), {}
     with CONTEXTS[config.intervention](model), products_in(resolve_precision(config.precision)):
-        known = measure(parts, on_cost=lambda tokens: session.report(int(tokens), total))
+        for length, score in parts.items():
+            known[length] = score()
+            session.report(len(known), len(parts))
     metrics, profiles = flatten_scores(known)
     return lab.RowResult(metrics=metrics, curves={"step": [], **profiles})
 

@@ -19,6 +19,7 @@ import statistics
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +31,7 @@ from shippo_lab.experiments.tracking.curriculum import LayerConfig, held_rate
 from shippo_lab.harness import experiment as lab
 from shippo_lab.harness.plots import SERIES, new_figure, save
 from shippo_lab.harness.store import read_json, write_json
-from shippo_lab.harness.training import Score, fit
+from shippo_lab.harness.training import fit
 from shippo_lab.tasks.text import TextTask, bits, digest
 from shippo_ssm.layers import PAPER_GEOMETRY, PRESETS, states
 from shippo_ssm.models import SequenceConfig, SequenceModel, count_parameters
@@ -165,8 +166,7 @@ def rate_bits(config: TextConfig, width: int, rate: float, session: lab.Session)
         lab.Session(session.unit, place and place.with_name(f"{place.name}.safetensors")),
         loss_at=loss_of(model, config, RATE_SEED),
         evaluate=dict,
-        scores=(Score("end", 1.0, lambda report: validation_bits(model, config)),),
-        score_steps=1,
+        scores={"end": partial(validation_bits, model, config)},
         rate=held_rate(steps, 0.0),
     )
     if file:
@@ -181,15 +181,14 @@ def train(config: TextConfig, seeds: tuple[int, ...], session: lab.Session) -> l
     tried = {rate: rate_bits(config, width, rate, session) for rate in config.rates}
     rate = min(tried, key=lambda rate: tried[rate] if math.isfinite(tried[rate]) else math.inf)
     model = make_model(config, width, seed)
-    parts = [Score(f"bits_{n}", n, lambda report, n=n: streamed_bits(model, config, n)) for n in TIMES]
+    parts = {f"bits_{n}": partial(streamed_bits, model, config, n) for n in TIMES}
     fitted = fit(
         model,
         replace(config, learning_rate=rate),
         session,
         loss_at=loss_of(model, config, seed),
         evaluate=lambda: validation_bits(model, config),
-        scores=(*parts, Score("decoding", 1.0, lambda report: decoding_speed(model))),
-        score_steps=max(1, config.test_bytes // (config.batch * config.length)),
+        scores=parts | {"decoding": partial(decoding_speed, model)},
         rate=held_rate(config.steps, 0.0),
     )
     found = {key: value for part in fitted.scores.values() for key, value in part.items()}

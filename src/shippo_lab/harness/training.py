@@ -14,7 +14,7 @@ import functools
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from typing import Any, Literal, NamedTuple
@@ -70,32 +70,6 @@ def products_in(precision: Precision) -> AbstractContextManager:
     return torch.autocast("cpu", torch.bfloat16) if precision == "bfloat16" else nullcontext()
 
 
-class Score(NamedTuple):
-    """One part of what is measured after training."""
-
-    name: str
-    cost: float
-    measure: Callable[[Callable[[float], None]], dict[str, Any]]
-    """Returns JSON-able numbers; calls its argument with the fraction that is done."""
-
-
-def measure(
-    scores: Iterable[Score],
-    known: dict[str, dict[str, Any]] | None = None,
-    *,
-    on_part: Callable[[], None] = lambda: None,
-    on_cost: Callable[[float], None] = lambda cost: None,
-) -> dict[str, dict[str, Any]]:
-    """Add the parts that `known` lacks; `on_part` follows each, `on_cost` gets the cost of all done so far."""
-    known, before = {} if known is None else known, 0.0
-    for part in scores:
-        if part.name not in known:
-            known[part.name] = part.measure(lambda share, part=part, before=before: on_cost(before + share * part.cost))
-            on_part()
-        before += part.cost
-    return known
-
-
 class Fitted(NamedTuple):
     """Learning curves, scores by part, and `notes` for a `RowResult`."""
 
@@ -111,8 +85,7 @@ def fit(
     *,
     loss_at: Callable[[int], tuple[Tensor, int]],
     evaluate: Callable[[], dict[str, float]],
-    scores: tuple[Score, ...],
-    score_steps: int,
+    scores: Mapping[str, Callable[[], dict[str, Any]]],
     rate: Callable[[int], float] = lambda step: 1.0,
     precision: Precision = "float32",
     right_rate: float = 1.0,
@@ -122,7 +95,7 @@ def fit(
     Args:
         loss_at: step -> (loss, number of tokens in it).
         evaluate: the numbers of the learning curves, every `config.eval_every` steps and at the end.
-        scores: measured after the last step; they take as long as `score_steps` training steps.
+        scores: name -> one part of what is measured after the last step, as JSON-able numbers.
         rate: step -> factor of the learning rate; `right_rate` is that of the right actions' parameters besides.
         precision: of matrix products; a resumed run keeps the precision it began with.
     """
@@ -137,7 +110,7 @@ def fit(
         meta = restored[1]
         _put_back(model, optimiser, restored[0], meta["step"])
     begun, earlier = time.monotonic(), meta["seconds"]
-    total, all_costs = config.steps + score_steps, sum(part.cost for part in scores)
+    total = config.steps + len(scores)
     shown: dict[str, float] = {}
 
     def save() -> None:
@@ -177,11 +150,12 @@ def fit(
             reported = now
             session.report(step + 1, total, **(shown or {"loss": float(loss.detach())}))
 
-    def on_cost(cost: float) -> None:
-        session.report(config.steps + int(score_steps * cost / all_costs), total, **shown)
-
     with products_in(meta["precision"]):
-        measure(scores, meta["scores"], on_part=save, on_cost=on_cost)
+        for done, (name, measure) in enumerate(scores.items(), start=1):
+            if name not in meta["scores"]:
+                meta["scores"][name] = measure()
+                save()
+            session.report(config.steps + done, total, **shown)
     notes = {
         "parameters": sum(parameter.numel() for parameter in model.parameters()),
         "tokens_per_second": meta["tokens"] / max(meta["train_seconds"], 1e-9),
@@ -230,8 +204,7 @@ def fit_each(
             Session(session.unit, files.get(name), notify),
             loss_at=trainee.loss_at,
             evaluate=dict,
-            scores=(Score(name, 1.0, lambda report, trainee=trainee: trainee.score()),),
-            score_steps=1,
+            scores={name: trainee.score},
             rate=trainee.rate,
         )
         metrics |= {key: [number] for key, number in fitted.scores[name].items()}

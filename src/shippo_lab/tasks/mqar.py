@@ -188,18 +188,11 @@ class TransportMQAR:
         batch_size: int = 16,
         *,
         device: str | torch.device = "cpu",
-        on_batch: Callable[[int], None] = lambda num_done: None,
     ) -> Scores:
-        """Score a model, tokens [B, T, 7] -> logits [B, T, 4, 31], on the first examples of the evaluation split.
-
-        `on_batch` gets the number of examples done.
-        """
+        """Score a model, tokens [B, T, 7] -> logits [B, T, 4, 31], on the first examples of the evaluation split."""
         counts = torch.zeros(len(OPERATION_BINS), 5, dtype=torch.float64)
-        done = 0
         for events, logits in answers(partial(self.batch, split="eval"), model, num_examples, batch_size, MODULUS, device):
             counts += count_answers(choices(logits), events)
-            done += len(events.kind)
-            on_batch(done)
         return scores_of(counts)
 
     def _draws(self, index: int, split: int) -> np.ndarray:

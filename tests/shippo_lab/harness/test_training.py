@@ -6,7 +6,7 @@ from shippo_lab.harness.experiment import Column, Experiment, FinishedRow, RowRe
 from shippo_lab.harness.progress import Display
 from shippo_lab.harness.runner import run
 from shippo_lab.harness.tables import as_markdown, our_number
-from shippo_lab.harness.training import Score, fit
+from shippo_lab.harness.training import fit
 
 
 def train(config, seeds, session):
@@ -19,10 +19,10 @@ def train(config, seeds, session):
         loss = (model.weight - 3).square().sum()
         return (loss * float("inf") if seed == 1 and step == 3 else loss), 1
 
-    def score(report):
+    def score():
         return {"weight": float(model.weight.detach())}
 
-    fitted = fit(model, config, session, loss_at=loss_at, evaluate=dict, scores=(Score("end", 1.0, score),), score_steps=1)
+    fitted = fit(model, config, session, loss_at=loss_at, evaluate=dict, scores={"end": score})
     return RowResult(metrics={"weight": [fitted.scores["end"]["weight"]]}, curves=fitted.curves, notes=fitted.notes)
 
 

@@ -234,12 +234,6 @@ def test_scores_of_known_answers():
     assert fresh.exact == pytest.approx(fresh.bins[0]["num_queries"] / fresh.num_queries)
 
 
-def test_progress_of_an_evaluation():
-    seen = []
-    TransportMQAR(length=8).evaluate(lambda tokens: torch.zeros(*tokens.shape[:2], 4, 31), 10, 4, on_batch=seen.append)
-    assert seen == [4, 8, 10]
-
-
 @pytest.mark.parametrize(
     ("change", "message"),
     [

@@ -20,7 +20,6 @@ from shippo_lab.experiments.mqar.model import MqarConfig, build_model, weights_f
 from shippo_lab.experiments.mqar.scoring import flatten_scores, query_loss, scores_of_lengths, train_recall
 from shippo_lab.experiments.paper import paper_tables
 from shippo_lab.harness import experiment as lab
-from shippo_lab.harness.training import measure
 from shippo_lab.tasks.mqar import MODULUS, WIDTH
 from shippo_ssm.models import SequenceModel, save_checkpoint
 
@@ -95,7 +94,7 @@ def _untouched(config: MqarConfig, seed: int) -> lab.RowResult:
     parts = scores_of_lengths(config, task_of, lambda tokens: blank.expand(*tokens.shape[:-1], -1, -1))
     metrics, profiles = (
         {name.removeprefix("untouched_"): numbers for name, numbers in found.items() if name.startswith("untouched_")}
-        for found in flatten_scores(measure(parts))
+        for found in flatten_scores({length: score() for length, score in parts.items()})
     )
     known = by_length(task_of, config.eval_lengths, config.eval_examples)
     keys = by_active_keys(config.task(seed), config.eval_lengths, max(1, config.eval_examples // 4))

@@ -9,13 +9,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
+from functools import partial
 from typing import Any, Protocol
 
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from shippo_lab.harness.experiment import RowResult, Session, TrainConfig
-from shippo_lab.harness.training import Precision, Score, fit, measure
+from shippo_lab.harness.training import Precision, fit
 from shippo_lab.tasks.mqar import OPERATION_BINS, Events, TransportMQAR
 
 # Accuracies that are kept per length, and per bin of operations since the binding.
@@ -58,17 +59,13 @@ def query_loss(model: RecallModel, events: Events) -> Tensor:
 
 def scores_of_lengths(
     config: RecallConfig, task_of: Callable[[int], TransportMQAR], model: Callable[[Tensor], Tensor]
-) -> tuple[Score, ...]:
-    """The final scores of a model, tokens [B, T, 7] -> logits [B, T, 4, 31], one part per length."""
+) -> dict[str, Callable[[], dict[str, Any]]]:
+    """Length -> the final score of a model, tokens [B, T, 7] -> logits [B, T, 4, 31]."""
 
-    def score(length: int, report: Callable[[float], None]) -> dict[str, Any]:
-        size, count = max(1, config.eval_tokens // length), config.eval_examples
-        return asdict(task_of(length).evaluate(model, count, size, on_batch=lambda done: report(done / count)))
+    def score(length: int) -> dict[str, Any]:
+        return asdict(task_of(length).evaluate(model, config.eval_examples, max(1, config.eval_tokens // length)))
 
-    return tuple(
-        Score(str(length), config.eval_examples * length, lambda report, length=length: score(length, report))
-        for length in config.eval_lengths
-    )
+    return {str(length): partial(score, length) for length in config.eval_lengths}
 
 
 def flatten_scores(known: dict[str, dict[str, Any]], prefix: str = "") -> tuple[dict[str, list[float]], dict[str, list[Any]]]:
@@ -83,9 +80,10 @@ def flatten_scores(known: dict[str, dict[str, Any]], prefix: str = "") -> tuple[
     return metrics, profiles
 
 
-def add_scores(result: RowResult, scores: tuple[Score, ...], prefix: str) -> None:
+def add_scores(result: RowResult, scores: dict[str, Callable[[], dict[str, Any]]], prefix: str) -> None:
     """Measure a changed model (R -> I, say) and add its accuracies to a result, under names that start with `prefix`."""
-    for kept, found in zip((result.metrics, result.curves), flatten_scores(measure(scores), prefix)):
+    known = {length: score() for length, score in scores.items()}
+    for kept, found in zip((result.metrics, result.curves), flatten_scores(known, prefix)):
         kept.update({name: numbers for name, numbers in found.items() if "untouched" not in name})
 
 
@@ -114,8 +112,6 @@ def train_recall(
         scores = task_of(train_length).evaluate(model, config.curve_examples, max(1, config.eval_tokens // train_length))
         return {"coordinate": scores.coordinate, "exact": scores.exact}
 
-    # A forward pass is about a third of a training step.
-    score_steps = round(config.eval_examples * sum(config.eval_lengths) / (3 * config.batch * train_length))
     curves, known, notes = fit(
         model,
         config,
@@ -123,7 +119,6 @@ def train_recall(
         loss_at=loss_at,
         evaluate=evaluate,
         scores=scores_of_lengths(config, task_of, model),
-        score_steps=max(1, score_steps),
         rate=rate,
         precision=config.precision,
         right_rate=right_rate,

@@ -17,7 +17,7 @@ from torch import Tensor
 from shippo_lab.experiments.tracking.curriculum import LayerConfig, held_rate
 from shippo_lab.experiments.tracking.words import LAYERS
 from shippo_lab.harness import experiment as lab
-from shippo_lab.harness.training import Score, fit
+from shippo_lab.harness.training import fit
 from shippo_lab.tasks.plain_mqar import MQAR
 from shippo_ssm.models import SequenceConfig, SequenceModel
 
@@ -78,8 +78,7 @@ def train(config: PlainMqarConfig, seeds: tuple[int, ...], session: lab.Session)
         session,
         loss_at=loss_at,
         evaluate=lambda: recall(*TRAIN[-1]),
-        scores=tuple(Score(f"recall_{n}_{k}", n, lambda report, n=n, k=k: recall(n, k)) for n, k in TEST),
-        score_steps=max(1, config.eval_examples * sum(n for n, _ in TEST) // (3 * config.batch * 64)),
+        scores={f"recall_{n}_{k}": partial(recall, n, k) for n, k in TEST},
         rate=held_rate(config.steps),
         right_rate=config.right_rate,
     )

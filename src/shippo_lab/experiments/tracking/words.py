@@ -9,6 +9,7 @@ recipes were chosen.
 from __future__ import annotations
 
 import statistics
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -21,7 +22,7 @@ from shippo_lab.experiments.tracking import learned
 from shippo_lab.experiments.tracking.curriculum import WORD_TOKENS, LayerConfig, held_rate, word_loss
 from shippo_lab.harness import experiment as lab
 from shippo_lab.harness.plots import OURS, PAPER, SERIES, new_figure, save
-from shippo_lab.harness.training import Score, fit
+from shippo_lab.harness.training import fit
 from shippo_lab.tasks.words import WordTask, named_group
 from shippo_ssm.layers import identity_right
 from shippo_ssm.models import SequenceConfig, SequenceModel
@@ -124,28 +125,28 @@ def train(config: WordsConfig, seeds: tuple[int, ...], session: lab.Session) -> 
         model = config.model()
     has_right = config.layer.get("mixer") not in OTHERS and config.layer.get("right") != "none"
 
-    def score(length: int) -> dict[str, Any]:
-        scores = task.evaluate(model, config.eval_words, max(1, 16_384 // length), length=length)
+    longest = max(*config.lengths, PUBLISHED)
+
+    def score() -> dict[str, Any]:
+        scores = task.evaluate(model, config.eval_words, max(1, 16_384 // longest), length=longest)
         return {"by_position": scores.by_position, "horizon_99": scores.horizon(0.99), "horizon_50": scores.horizon(0.5)}
 
     def score_identity() -> dict[str, Any]:
         with identity_right(model):
             return {"identity": task.evaluate(model, config.eval_words).prefix}
 
-    longest = max(*config.lengths, PUBLISHED)
-    scores = [Score("tracking", float(longest), lambda report: score(longest))]
+    scores: dict[str, Callable[[], dict[str, Any]]] = {"tracking": score}
     if has_right:
-        scores.append(Score("identity", float(config.train_length), lambda report: score_identity()))
+        scores["identity"] = score_identity
     if has_right and config.elements == "all":
-        scores.append(Score("learned", 1.0, lambda report: learned.report(model, task)))
+        scores["learned"] = partial(learned.report, model, task)
     fitted = fit(
         model,
         config,
         session,
         loss_at=word_loss(model, task, config.steps, config.tokens, config.pairs),
         evaluate=lambda: {"prefix": task.evaluate(model, 64).prefix},
-        scores=tuple(scores),
-        score_steps=max(1, config.eval_words * longest // (3 * config.tokens)),
+        scores=scores,
         rate=held_rate(config.steps, config.hold),
     )
     tracked = fitted.scores["tracking"]
