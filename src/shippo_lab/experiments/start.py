@@ -57,7 +57,7 @@ def token_probe(
 def recall(layer: dict[str, Any], seed: int, steps: int, lengths: tuple[int, ...]) -> Trainee:
     """Plain associative recall."""
     task = MQAR(vocab_size=64, length=32, num_pairs=4, seed=seed)
-    return token_probe(task, layer, steps, 32, lambda model: {"recall": task.evaluate(model, 256, 64).accuracy})
+    return token_probe(task, layer, steps, 32, lambda model: {"recall": task.evaluate(model, 256, 64)})
 
 
 def text(layer: dict[str, Any], seed: int, steps: int, lengths: tuple[int, ...]) -> Trainee:

@@ -10,16 +10,13 @@ Token 0 is padding. Lengths are uniform in a range; an odd length of `arithmetic
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass
-from functools import partial
-from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
 
-from shippo_lab.tasks.streams import NO_TARGET, SPLITS, Sequences, answers, check_choice, check_seed, choices, uniform
+from shippo_lab.tasks.streams import NO_TARGET, SPLITS, Sequences, TokenTask, check_choice, check_seed, uniform
 from shippo_ssm._expect import expect_size
 
 MODULUS = 5
@@ -29,18 +26,7 @@ PAD = 0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class LanguageScores:
-    """Accuracies of an evaluation."""
-
-    num_sentences: int
-    accuracy: float
-    """Fraction of all answers asked that are right."""
-    last: float
-    """Fraction of sentences whose last answer is right."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class LanguageTask:
+class LanguageTask(TokenTask):
     """Sentences of a language, with the answer at the last token."""
 
     name: str = "parity"
@@ -98,21 +84,6 @@ class LanguageTask:
         tokens = np.where(inside, tokens, PAD)
         target = np.where(asked, target, NO_TARGET)
         return Sequences(torch.from_numpy(tokens), torch.from_numpy(target))
-
-    def evaluate(
-        self, model: Callable[[Tensor], Tensor], num_examples: int = 1024, batch_size: int = 256, *, device: Any = "cpu"
-    ) -> LanguageScores:
-        """Score a model, tokens [B, T] -> logits [B, T, vocab_size], on the first examples of the evaluation split."""
-        right, asked, lasts = 0, 0, []
-        draw = partial(self.batch, split="eval")
-        for sentences, logits in answers(draw, model, num_examples, batch_size, self.vocab_size, device):
-            good = choices(logits) == sentences.target
-            right += int(good.sum())
-            asked += int(sentences.asked.sum())
-            length = (sentences.tokens != PAD).sum(1, keepdim=True)
-            lasts.append(good.gather(1, length - 1))
-        last = torch.cat(lasts).double()
-        return LanguageScores(num_sentences=len(last), accuracy=right / asked, last=float(last.mean()))
 
     def _num_tokens(self, lengths: np.ndarray) -> np.ndarray:
         """Tokens of sentences of the drawn lengths."""

@@ -7,7 +7,9 @@ Philox4x32-10 (Salmon et al., 2011) with the seed as its key and (position, inde
 from __future__ import annotations
 
 import numbers
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
@@ -122,3 +124,34 @@ def answers(
                 "wherever an answer may be asked; give its head as many outputs"
             )
         yield examples, logits.cpu()
+
+
+class TokenTask(ABC):
+    """Sequences whose answers are right or wrong; a task says how they are drawn."""
+
+    __slots__ = ()
+
+    @property
+    @abstractmethod
+    def vocab_size(self) -> int:
+        """Number of tokens."""
+
+    @abstractmethod
+    def batch(self, indices: Iterable[int], split: str = "train") -> Sequences:
+        """The sequences with these indices, tokens and target [B, T]; the splits "train" and "eval" are disjoint."""
+
+    def evaluate(
+        self,
+        model: Callable[[Tensor], Tensor],
+        num_examples: int = 1000,
+        batch_size: int = 50,
+        *,
+        device: str | torch.device = "cpu",
+    ) -> float:
+        """The fraction of right answers of a model, tokens [B, T] -> logits [B, T, vocab_size], on the evaluation split."""
+        right = asked = 0
+        draw = partial(self.batch, split="eval")
+        for examples, logits in answers(draw, model, num_examples, batch_size, self.vocab_size, device):
+            right += int((choices(logits) == examples.target).sum())
+            asked += int(examples.asked.sum())
+        return right / asked

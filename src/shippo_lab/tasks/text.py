@@ -16,12 +16,13 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import lru_cache, partial
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from shippo_lab.tasks.streams import Sequences, answers, check_choice, check_indices, check_seed, choices, uniform
+from shippo_lab.tasks.streams import Sequences, answers, check_choice, check_indices, check_seed, uniform
 from shippo_ssm._expect import expect_size
 
 SPLITS = ("train", "validation", "test")
@@ -109,16 +110,12 @@ def bits(logits: Tensor, target: Tensor) -> Tensor:
     return nats.view(target.shape) / math.log(2)
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class TextScores:
+class TextScores(NamedTuple):
     """Scores of an evaluation."""
 
-    num_characters: int
     bits_per_character: float
     bits_per_token: float
     """Bits per byte: a little less, since a few characters have two or three bytes."""
-    accuracy: float
-    """Fraction of bytes whose likeliest successor came."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -189,17 +186,11 @@ class TextTask:
         device: str | torch.device = "cpu",
     ) -> TextScores:
         """Score a model, tokens [B, T] -> logits [B, T, vocab_size], on the first windows of a split, default all."""
-        total, right, num_tokens, num_characters = 0.0, 0, 0, 0
+        total, num_tokens, num_characters = 0.0, 0, 0
         count = self.num_windows(split) if num_examples is None else num_examples
         for text, logits in answers(partial(self.batch, split=split), model, count, batch_size, self.vocab_size, device):
             total += float(bits(logits, text.target).sum())
-            right += int((choices(logits) == text.target).sum())
             num_tokens += text.target.numel()
             # A character is a byte that does not continue one: 10xxxxxx.
             num_characters += int((text.target >> 6 != 2).sum())
-        return TextScores(
-            num_characters=num_characters,
-            bits_per_character=total / num_characters,
-            bits_per_token=total / num_tokens,
-            accuracy=right / num_tokens,
-        )
+        return TextScores(total / num_characters, total / num_tokens)

@@ -16,6 +16,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -176,17 +177,11 @@ def _generating_elements(group: Group, elements: int | str) -> np.ndarray:
     )
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class WordScores:
+class WordScores(NamedTuple):
     """Accuracies of an evaluation."""
 
-    num_words: int
     prefix: float
     """Fraction of all prefix products that are right."""
-    last: float
-    """Fraction of words whose last product is right."""
-    whole: float
-    """Fraction of words of which every prefix product is right."""
     by_position: tuple[float, ...]
     """Fraction of words that are right after 1, 2, .. T elements."""
 
@@ -258,13 +253,7 @@ class WordTask:
             lambda indices: self.batch(indices, "eval", length), model, num_examples, batch_size, self.vocab_size, device
         )
         table = torch.cat([choices(logits) == words.target for words, logits in asked]).double()
-        return WordScores(
-            num_words=len(table),
-            prefix=float(table.mean()),
-            last=float(table[:, -1].mean()),
-            whole=float(table.prod(1).mean()),
-            by_position=tuple(table.mean(0).tolist()),
-        )
+        return WordScores(float(table.mean()), tuple(table.mean(0).tolist()))
 
     def _check_length(self, length: int) -> int:
         expect_size("WordTask", "length", length, "at least 1; choose how many elements a word has")

