@@ -12,7 +12,7 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, Literal
+from typing import Any
 
 from torch import nn
 
@@ -25,11 +25,10 @@ from shippo_lab.harness.training import products_in, resolve_precision
 from shippo_ssm.layers import identity_right, zero_right_suffix
 
 ROW = "struct-split"
-LABELS = {"normal": "As trained", "zeroed": "Suffix zeroed", "identity": "R -> I"}
-CONTEXTS: dict[str, Callable[[nn.Module], AbstractContextManager[Any]]] = {
-    "normal": contextlib.nullcontext,
-    "zeroed": zero_right_suffix,
-    "identity": identity_right,
+INTERVENTIONS: dict[str, tuple[str, Callable[[nn.Module], AbstractContextManager[Any]]]] = {
+    "normal": ("As trained", contextlib.nullcontext),
+    "zeroed": ("Suffix zeroed", zero_right_suffix),
+    "identity": ("R -> I", identity_right),
 }
 
 
@@ -37,7 +36,7 @@ CONTEXTS: dict[str, Callable[[nn.Module], AbstractContextManager[Any]]] = {
 class SuffixConfig(MqarConfig):
     """A row: the configuration that the weights were trained with, and the intervention."""
 
-    intervention: Literal["normal", "zeroed", "identity"] = "normal"
+    intervention: str = "normal"
     preset: str = "paper"
     """The preset of `mqar` whose weights are used."""
 
@@ -47,7 +46,7 @@ def rows(preset: str) -> tuple[SuffixConfig, ...]:
     trained = next(row for row in mqar.EXPERIMENT.rows(preset) if row.name == ROW)
     return tuple(
         replace(trained.shared(SuffixConfig), name=name, label=label, intervention=name, preset=preset)
-        for name, label in LABELS.items()
+        for name, (label, _) in INTERVENTIONS.items()
     )
 
 
@@ -69,7 +68,7 @@ def train(config: SuffixConfig, seeds: tuple[int, ...], session: lab.Session) ->
     (seed,) = seeds
     model = trained_model(config, seed)
     parts, known = scores_of_lengths(config, partial(config.task, seed), model), {}
-    with CONTEXTS[config.intervention](model), products_in(resolve_precision(config.precision)):
+    with INTERVENTIONS[config.intervention][1](model), products_in(resolve_precision(config.precision)):
         for length, score in parts.items():
             known[length] = score()
             session.report(len(known), len(parts))

@@ -34,7 +34,7 @@ from shippo_lab.harness.store import read_json, write_json
 from shippo_lab.harness.training import fit
 from shippo_lab.tasks.text import TextTask, bits, digest
 from shippo_ssm.layers import PAPER_GEOMETRY, PRESETS, states
-from shippo_ssm.models import SequenceConfig, SequenceModel, count_parameters
+from shippo_ssm.models import SequenceModel, count_parameters
 
 # Row -> label, and its fields of `SequenceConfig`.
 ROWS: dict[str, tuple[str, dict[str, Any]]] = {
@@ -88,9 +88,7 @@ def smoke() -> tuple[TextConfig, ...]:
 def make_model(config: TextConfig, width: int, seed: int = 0) -> SequenceModel:
     """The model of a row at a width, with the language preset and branches that start smaller in deeper models."""
     options: dict[str, Any] = {"vocab_size": 256, "n_heads": 2, "branch_init": "depth", "n_layers": config.n_layers}
-    with torch.random.fork_rng():
-        torch.manual_seed(seed)
-        return SequenceModel(SequenceConfig(d_model=width, **options | PRESETS["language"] | config.layer))
+    return config.model(seed, d_model=width, **options | PRESETS["language"])
 
 
 def inner_parameters(model: SequenceModel) -> int:
@@ -236,7 +234,6 @@ EXPERIMENT = lab.Experiment(
     title="Text at equal size",
     claim="At equal parameters and tokens SHiPPO has no more bits per byte of text than the better of Mamba and Transformer.",
     protocol="the standard library's source, bytes; 0.8 and 3 M parameters, 600 steps of 8 x 256, the best of three rates",
-    tables=(),
     wall_time="planned for 8 core hours, not measured yet",
     presets={"full": rows, "smoke": smoke},
     train=train,
@@ -249,7 +246,6 @@ EXPERIMENT = lab.Experiment(
     ),
     judge=judge,
     main=("bits_1", "bits_16", "training"),
-    stack=1,
     cost=lambda config: config.size,
     figure=figure,
 )

@@ -226,11 +226,9 @@ EXPERIMENT = lab.Experiment(
     title="A watch on a wrist it has never seen",
     claim="Invariants of a memory in the body frame and of one driven by the gyroscope classify movements in any mounting.",
     protocol="smartwatch recordings of `seglearn`, windows of 2 s, folds of unseen subjects; as recorded and worn differently",
-    tables=(),
     wall_time="about 10 minutes of CPU time on one core",
     presets={"full": rows, "smoke": partial(rows, SMOKE)},
     train=train,
     columns=(lab.accuracy("recorded", "as recorded"), lab.accuracy("turned", "worn differently")),
     judge=judge,
-    stack=1,
 )

@@ -147,24 +147,19 @@ def load_model(folder: Path, config: MqarConfig, seed: int) -> SequenceModel:
 
 
 def inspect(folder: Path, *, num_sequences: int = 4, length: int = 64) -> list[ActionRow]:
-    """The collapse report of every layer and group of the model saved in `folder`."""
-    model, inputs = model_and_inputs(folder, num_sequences, length)
-    return collapse_of_model(model.eval(), inputs)
+    """The collapse report of every layer and group of the model saved in `folder`.
 
-
-def model_and_inputs(folder: Path, num_sequences: int, length: int) -> tuple[SequenceModel, Tensor]:
-    """The model in `folder`, and inputs [num_sequences, length, ..] of the kind that it takes.
-
-    A model of Transport-MQAR gets events that it never trained on; another one random tokens, or random vectors.
+    A model of Transport-MQAR reads events that it never trained on; another one random tokens, or random vectors.
     """
     config, notes = read_checkpoint(folder)
+    random = torch.Generator().manual_seed(0)
     if "row" in notes:
         row, seed = MqarConfig(d_model=config.d_model), int(notes["seed"])
-        events = row.task(seed, length).batch(range(num_sequences), split="eval")
-        return load_model(folder, row, seed), events.tokens
-    random = torch.Generator().manual_seed(0)
-    if config.vocab_size is None:
-        inputs = torch.randn(num_sequences, length, config.d_model, generator=random)
+        model = load_model(folder, row, seed)
+        inputs = row.task(seed, length).batch(range(num_sequences), split="eval").tokens
+    elif config.vocab_size is None:
+        model, inputs = load_checkpoint(folder), torch.randn(num_sequences, length, config.d_model, generator=random)
     else:
+        model = load_checkpoint(folder)
         inputs = torch.randint(config.vocab_size, (num_sequences, length), generator=random)
-    return load_checkpoint(folder), inputs
+    return collapse_of_model(model.eval(), inputs)

@@ -6,8 +6,6 @@ The paper gives totals; how they divide is our reading. Embedding: one table of 
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 import torch
 
 from shippo_lab.experiments.mqar.experiment import MODELS, rows
@@ -19,34 +17,14 @@ PAPER_CONFIGS = {row.label: row.geometry for row in rows() if row.name in MODELS
 """Label of a model -> its geometry."""
 
 
-class ParameterRow(NamedTuple):
-    """Parameters of one model, ours and the paper's, in millions."""
-
-    model: str
-    ours: float
-    paper: float
-
-    @property
-    def deviation(self) -> float:
-        """ours / paper - 1."""
-        return self.ours / self.paper - 1
-
-
-def parameter_rows() -> list[ParameterRow]:
-    """Our counts beside the paper's, counted on models without storage."""
-    found, paper = [], paper_numbers()["mqar-parameters"].rows
+def parameter_counts() -> dict[str, tuple[float, float]]:
+    """Label of a model -> its parameters and the paper's, in millions; ours are counted on models without storage."""
+    found, paper = {}, paper_numbers()["mqar-parameters"].rows
     for row in rows():
         if row.name in MODELS:
             with torch.device("meta"):
                 model = build_model(row, 0)
             # The embedding's row of zeros, for what an event does not have, is never trained.
             count = count_parameters(model) - row.d_model
-            found.append(ParameterRow(row.label, count / 1e6, paper[row.name]["parameters"][0] / 1e6))
+            found[row.label] = count / 1e6, paper[row.name]["parameters"][0] / 1e6
     return found
-
-
-def parameter_table() -> str:
-    """The counts as a printable table."""
-    lines = [f"{'model':<20}{'ours':>8}{'paper':>8}{'deviation':>11}"]
-    lines += [f"{row.model:<20}{row.ours:>7.2f}M{row.paper:>7.2f}M{row.deviation:>+10.1%} " for row in parameter_rows()]
-    return "\n".join(line.rstrip() for line in lines)

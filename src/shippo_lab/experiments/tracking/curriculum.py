@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from shippo_lab.harness.experiment import TrainConfig
 from shippo_lab.tasks.words import WordTask
+from shippo_ssm.models import SequenceConfig, SequenceModel
 
 WARM_UP = 50
 # (until this fraction of the steps, first number, second number): shortest and longest word, or what a task makes of them.
@@ -35,6 +36,12 @@ class LayerConfig(TrainConfig):
     num_seeds: int = 3
     learning_rate: float = 3e-3
     weight_decay: float = 0.0
+
+    def model(self, seed: int, **geometry: Any) -> SequenceModel:
+        """The model of a seed; `geometry` holds what `layer` does not say."""
+        with torch.random.fork_rng():
+            torch.manual_seed(seed)
+            return SequenceModel(SequenceConfig(**geometry | self.layer))
 
 
 def held_rate(steps: int, hold: float = 0.3) -> Callable[[int], float]:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any
 
 import torch.nn.functional as F
 from torch import Tensor
@@ -19,7 +18,6 @@ from shippo_lab.experiments.tracking.words import LAYERS
 from shippo_lab.harness import experiment as lab
 from shippo_lab.harness.training import Trainee, fit_each
 from shippo_lab.tasks.languages import LanguageTask
-from shippo_ssm.models import SequenceConfig, SequenceModel
 
 # The four of the published average.
 LANGUAGES = ("cycle", "even-pairs", "arithmetic", "parity")
@@ -54,8 +52,7 @@ SMOKE = LanguagesConfig(budget=dict.fromkeys(LANGUAGES, 2), steps=2 * len(LANGUA
 def language(config: LanguagesConfig, seed: int, name: str, steps: int) -> Trainee:
     """A model of one language, its loss at every token that has an answer, and its accuracy at the end of long sentences."""
     test = LanguageTask(name=name, min_length=TEST[0], max_length=TEST[1], seed=seed)
-    geometry: dict[str, Any] = {"d_model": 64, "n_layers": 2, "d_state": 8, "vocab_size": test.vocab_size}
-    model = SequenceModel(SequenceConfig(**geometry | config.layer))
+    model = config.model(seed, d_model=64, n_layers=2, d_state=8, vocab_size=test.vocab_size)
     drawn = uniform_draws(seed, steps)
 
     def loss_at(step: int) -> tuple[Tensor, int]:

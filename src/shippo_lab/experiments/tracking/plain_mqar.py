@@ -10,7 +10,6 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
-import torch
 import torch.nn.functional as F
 from torch import Tensor
 
@@ -19,7 +18,6 @@ from shippo_lab.experiments.tracking.words import LAYERS
 from shippo_lab.harness import experiment as lab
 from shippo_lab.harness.training import fit
 from shippo_lab.tasks.plain_mqar import MQAR
-from shippo_ssm.models import SequenceConfig, SequenceModel
 
 START: dict[str, Any] = {"conv_init": "staggered", "read_init": "next", "right_std": 0.0, "head_init": "embedding"}
 # (tokens, pairs).
@@ -57,10 +55,7 @@ def rows(base: PlainMqarConfig | None = None) -> tuple[PlainMqarConfig, ...]:
 def train(config: PlainMqarConfig, seeds: tuple[int, ...], session: lab.Session) -> lab.RowResult:
     """Train one seed of a row, and score it at every length and number of pairs."""
     (seed,) = seeds
-    geometry: dict[str, Any] = {"d_model": 64, "n_layers": 2, "d_state": 16, "vocab_size": config.vocab_size} | START
-    with torch.random.fork_rng():
-        torch.manual_seed(seed)
-        model = SequenceModel(SequenceConfig(**geometry | config.layer))
+    model = config.model(seed, d_model=64, n_layers=2, d_state=16, vocab_size=config.vocab_size, **START)
     tasks = [config.task(seed, *size) for size in TRAIN]
 
     def loss_at(step: int) -> tuple[Tensor, int]:

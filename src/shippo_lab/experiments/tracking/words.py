@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import torch
 
 from shippo_lab.experiments.tracking import learned
 from shippo_lab.experiments.tracking.curriculum import WORD_TOKENS, LayerConfig, held_rate, word_loss
@@ -25,7 +24,6 @@ from shippo_lab.harness.plots import OURS, PAPER, SERIES, new_figure, save
 from shippo_lab.harness.training import fit
 from shippo_lab.tasks.words import WordTask, named_group
 from shippo_ssm.layers import identity_right
-from shippo_ssm.models import SequenceConfig, SequenceModel
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -62,15 +60,6 @@ class WordsConfig(LayerConfig):
 
     def task(self, seed: int) -> WordTask:
         return WordTask(group=self.group, elements=self.elements, length=self.train_length, seed=seed)
-
-    def model(self) -> SequenceModel:
-        geometry: dict[str, Any] = {
-            "d_model": 64,
-            "n_layers": 1,
-            "d_state": 32,
-            "vocab_size": WordTask(group=self.group).vocab_size,
-        }
-        return SequenceModel(SequenceConfig(**geometry | self.layer))
 
 
 # One set of write and read vectors per group, as the committed results have it.
@@ -120,9 +109,7 @@ def train(config: WordsConfig, seeds: tuple[int, ...], session: lab.Session) -> 
     """Train one seed of a row; score it at all lengths, with R -> I, and compare its actions with the group."""
     (seed,) = seeds
     task = config.task(seed)
-    with torch.random.fork_rng():
-        torch.manual_seed(seed)
-        model = config.model()
+    model = config.model(seed, d_model=64, n_layers=1, d_state=32, vocab_size=task.vocab_size)
     has_right = config.layer.get("mixer") not in OTHERS and config.layer.get("right") != "none"
 
     longest = max(*config.lengths, PUBLISHED)
