@@ -24,7 +24,7 @@ from typing import Any, Literal, NamedTuple, TypeVar
 from torch import Tensor
 
 from shippo_lab.harness import store
-from shippo_lab.harness.store import AGAIN, NUMBER, FileDict, checked_fields
+from shippo_lab.harness.store import AGAIN, NUMBER, checked_fields
 
 Kind = TypeVar("Kind")
 
@@ -94,8 +94,7 @@ class Session:
 
     def restore(self) -> tuple[dict[str, Tensor], dict[str, Any]] | None:
         """The last checkpoint as (tensors, meta), or `None` at the start."""
-        found = None if self.checkpoint is None else store.load_tensors(self.checkpoint)
-        return None if found is None else (found[0], FileDict(found[1], str(self.checkpoint)))
+        return None if self.checkpoint is None else store.load_tensors(self.checkpoint)
 
     def save(self, tensors: dict[str, Tensor], meta: dict[str, Any]) -> None:
         """Replace the checkpoint atomically; `meta` must be JSON-able."""
@@ -171,8 +170,7 @@ class FinishedRow(NamedTuple):
     def from_json(cls, content: Any, where: str) -> FinishedRow:
         """Validate a row of a result file; a missing or wrong field is a `ValueError` that names it and `where`."""
         types: dict[str, Any] = {"name": str, "label": str, "seeds": list, "seconds": NUMBER}
-        dicts = ("config", "metrics", "curves", "notes")
-        found = checked_fields(content, where, **types, **dict.fromkeys(dicts, dict))
+        found = checked_fields(content, where, **types, config=dict, metrics=dict, curves=dict, notes=dict)
         where, count = f"{where} {found['name']!r}", len(found["seeds"])
         if not count:
             raise ValueError(f"{where} has no seeds; expected at least one; {AGAIN}")
@@ -181,7 +179,6 @@ class FinishedRow(NamedTuple):
                 raise ValueError(f"{where} has {values!r} as metric {key!r}; expected {count} numbers, one per seed; {AGAIN}")
         if not isinstance(found["config"].get("steps", 0), int):
             raise ValueError(f"{where} has {found['config']['steps']!r} steps; expected a number; {AGAIN}")
-        found |= {key: FileDict(found[key], f"{where}: `{key}`") for key in dicts}
         return cls(**found)
 
     def mean(self, key: str) -> float:
@@ -213,10 +210,8 @@ class Result:
         """Validate the content of a result file; a missing or wrong field is a `ValueError` that names it."""
         facts = checked_fields(content, source, experiment=str, preset=str, rows=list, versions=dict, wall_seconds=NUMBER)
         rows = [FinishedRow.from_json(row, f"{source}: row {place}") for place, row in enumerate(facts["rows"])]
-        versions = FileDict(facts["versions"], f"{source}: `versions`")
-        return cls(
-            facts["experiment"], facts["preset"], {row.name: row for row in rows}, versions, facts["wall_seconds"], source
-        )
+        named = {row.name: row for row in rows}
+        return cls(facts["experiment"], facts["preset"], named, facts["versions"], facts["wall_seconds"], source)
 
     @classmethod
     def read(cls, path: Path) -> Result:

@@ -1,4 +1,4 @@
-"""Progress of a run, with an estimate of the time left: a bar and lines that are rewritten on a terminal, a log elsewhere."""
+"""Progress of a run, with an estimate of the time left."""
 
 from __future__ import annotations
 
@@ -24,7 +24,16 @@ def clock(seconds: float) -> str:
 
 
 class Display:
-    """Counts what is done and shows nothing. The time left assumes that every step takes its row's share of the cost."""
+    """The running units and a sum: rewritten lines on a terminal, one every few seconds in logs and pipes; silent by default.
+
+    The time left assumes that every step takes its row's share of the cost.
+    """
+
+    def __init__(self, console: Console | None = None, every: float = 10.0) -> None:
+        self.console, self.every = console, every
+        self.live = Live(console=console) if console is not None and console.is_terminal else None
+        self.lines: dict[int, str] = {}
+        self.printed: dict[int, float] = {}
 
     @contextmanager
     def show(self, name: str, units: list[Any], open_units: set[int]) -> Iterator[None]:
@@ -34,55 +43,33 @@ class Display:
         # Unit -> the work that is left of it, and of all of them when the first one reported.
         self.work = {index: float(self.units[index].config.steps * self.units[index].cost) for index in open_units}
         self.first: tuple[float, float] | None = None
-        yield
+        with self.live or nullcontext():
+            yield
 
     def progress(self, progress: Progress) -> None:
-        unit = self.units[progress.unit]
+        unit, now = self.units[progress.unit], time.monotonic()
         self.work[progress.unit] = unit.config.steps * unit.cost * (1 - progress.step / progress.steps)
         if self.first is None:
-            self.first = time.monotonic(), sum(self.work.values())
+            self.first = now, sum(self.work.values())
+        numbers = "  ".join(f"{name} {value:.3g}" for name, value in progress.metrics.items())
+        self.lines[progress.unit] = line = f"{unit.name}  step {progress.step}/{progress.steps}  {numbers}"
+        self._refresh()
+        due = now - self.printed.get(progress.unit, 0.0) >= self.every or progress.step == progress.steps
+        if self.console is not None and self.live is None and due:
+            self.printed[progress.unit] = now
+            self.console.print(f"{line}  [{self._sum()}]", highlight=False, markup=False, soft_wrap=True)
 
     def finished(self, unit: int) -> None:
         self.work[unit] = 0.0
         self.done += 1
+        self.lines.pop(unit, None)
+        self._refresh()
 
     def left(self) -> str:
         if self.first is None:
             return ""
         (since, before), ahead = self.first, sum(self.work.values())
         return "" if ahead >= before else f"about {clock((time.monotonic() - since) * ahead / (before - ahead))} left"
-
-
-class Lines(Display):
-    """One line per unit: the running ones and a sum on a terminal, every few seconds one in logs and pipes."""
-
-    def __init__(self, console: Console, every: float = 10.0) -> None:
-        self.console, self.every = console, every
-        self.live = Live(console=console) if console.is_terminal else None
-        self.lines: dict[int, str] = {}
-        self.printed: dict[int, float] = {}
-
-    @contextmanager
-    def show(self, name: str, units: list[Any], open_units: set[int]) -> Iterator[None]:
-        with super().show(name, units, open_units), self.live or nullcontext():
-            yield
-
-    def progress(self, progress: Progress) -> None:
-        super().progress(progress)
-        numbers = "  ".join(f"{name} {value:.3g}" for name, value in progress.metrics.items())
-        line = f"{self.units[progress.unit].name}  step {progress.step}/{progress.steps}  {numbers}"
-        self.lines[progress.unit] = line
-        self._refresh()
-        now = time.monotonic()
-        due = now - self.printed.get(progress.unit, 0.0) >= self.every or progress.step == progress.steps
-        if self.live is None and due:
-            self.printed[progress.unit] = now
-            self.console.print(f"{line}  [{self._sum()}]", highlight=False, markup=False, soft_wrap=True)
-
-    def finished(self, unit: int) -> None:
-        super().finished(unit)
-        self.lines.pop(unit, None)
-        self._refresh()
 
     def _sum(self) -> str:
         return f"{self.done}/{len(self.units)} done, {self.left()}"

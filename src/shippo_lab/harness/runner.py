@@ -26,7 +26,7 @@ from rich.console import Console
 
 from shippo_lab.harness.experiment import Experiment, Progress, Result, RowResult, Session
 from shippo_lab.harness.malloc import keep_freed_memory
-from shippo_lab.harness.progress import Display, Lines
+from shippo_lab.harness.progress import Display
 from shippo_lab.harness.store import NUMBER, as_json, as_user_error, checked_fields, locked, read_json, versions, write_json
 
 Train = Callable[[Any, tuple[int, ...], Session], RowResult]
@@ -283,4 +283,4 @@ def run(
     }
     with locked(folder):
         manifest = _open_folder(folder, manifest, resume, force)
-        return _train_units(experiment, known, rows, folder, manifest, jobs, display or Lines(Console(stderr=True)))
+        return _train_units(experiment, known, rows, folder, manifest, jobs, display or Display(Console(stderr=True)))

@@ -30,17 +30,6 @@ NUMBER = (int, float)
 _TYPE_NAMES = {dict: "an object", list: "a list", str: "a text", int: "an integer"}
 
 
-class FileDict(dict[str, Any]):
-    """A dictionary read from a file; a missing key is a `ValueError` that names the file."""
-
-    def __init__(self, content: dict[str, Any], where: str) -> None:
-        super().__init__(content)
-        self.where = where
-
-    def __missing__(self, key: str) -> Any:
-        raise ValueError(f"{self.where} has no {key!r}; expected what a run of this version writes; {AGAIN}")
-
-
 def checked_fields(content: Any, where: str, **types: Any) -> dict[str, Any]:
     """The named fields of a JSON object, each of its type; anything else is a `ValueError` that names `where`."""
     expected = f"expected an object with {', '.join(types)}; {AGAIN}"

@@ -13,7 +13,7 @@ import pytest
 from shippo_lab.experiments import get
 from shippo_lab.experiments.paired import experiment as paired
 from shippo_lab.harness.experiment import Progress, RowConfig, RowResult, Session
-from shippo_lab.harness.progress import Display, Lines, clock
+from shippo_lab.harness.progress import Display, clock
 from shippo_lab.harness.runner import Unit, run, split_into_units
 from shippo_lab.harness.store import locked, read_json
 from shippo_lab.harness.tables import budget
@@ -179,7 +179,7 @@ def test_a_folder_is_locked_by_one_process_and_free_after_a_kill(tmp_path):
 @pytest.mark.parametrize("per_step", [1, 8192])
 def test_time_left_counts_units_that_have_not_begun(per_step, monkeypatch):
     units = [Unit(i, RowConfig(steps=100), (0,), cost=1.2 if i == 3 else 1.0) for i in range(4)]
-    display, now = Display(), iter([0.0, 5.0])
+    display, now = Display(), iter([0.0, 1.0, 5.0])
     monkeypatch.setattr("time.monotonic", lambda: next(now))
     with display.show("paired", units, {1, 2, 3}):
         assert display.left() == ""
@@ -195,7 +195,7 @@ def test_plain_lines_say_how_far(capsys):
     from rich.console import Console
 
     units = [Unit(0, RowConfig(name="row", steps=10), (0,))]
-    lines = Lines(Console(), every=0.0)
+    lines = Display(Console(), every=0.0)
     with lines.show("paired", units, {0}):
         lines.progress(Progress(0, 1, 10, {}))
         lines.progress(Progress(0, 5, 10, {"nmse": 0.5}))
