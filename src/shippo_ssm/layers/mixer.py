@@ -218,14 +218,14 @@ class Mixer(nn.Module, ABC, Generic[State]):
         dt: Tensor | None = None,
     ) -> Segment:
         """Check `u` and what is said about its positions; returns the latter as a record."""
+        return check_segment(self, u, attention_mask, cu_seqlens, group, dt, self.problem_of(u))
+
+    def problem_of(self, u: Tensor) -> str:
+        """What is wrong with the input `u`; empty if nothing is."""
         width = self.d_model
         if not isinstance(u, Tensor) or u.ndim != 3 or u.shape[-1] != width:
-            problem = f"`u` is {_describe(u)}; expected [B, T, d_model] with d_model = {width}; reshape or project it first"
-        elif not u.is_floating_point():
-            problem = f"`u` has dtype {u.dtype}; expected a floating dtype; embed token ids first"
-        else:
-            problem = ""
-        return check_segment(self, u, attention_mask, cu_seqlens, group, dt, problem)
+            return f"`u` is {_describe(u)}; expected [B, T, d_model] with d_model = {width}; reshape or project it first"
+        return "" if u.is_floating_point() else f"`u` has dtype {u.dtype}; expected a floating dtype; embed token ids first"
 
     def _refuse(self, segment: Segment) -> None:
         """Raise where a segment says what this layer cannot know."""
