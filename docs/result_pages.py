@@ -41,7 +41,22 @@ def reconstruction(path: Path) -> None:
         return slow @ np.array([[cos, -sin], [sin, cos]])
 
     memory = ProjectionMemory(LegS(12), Transport(np.array([[0.0, -10.0], [10.0, 0.0]]), 2))
-    plots.reconstruction(memory, turning, 2.0).savefig(path, dpi=110)
+    fixed, tau = ProjectionMemory(memory.measure), np.linspace(0.0, 2.0, 400)
+    curves = [
+        ("signal", np.array([turning(t) for t in tau]), "0.2", "-"),
+        ("HiPPO", fixed.reconstruct(fixed.project(turning, 2.0), 2.0, tau), "tab:orange", "--"),
+        ("SHiPPO", memory.reconstruct(memory.project(turning, 2.0), 2.0, tau), "tab:blue", ":"),
+    ]
+    figure, axes = plots.new_figure(7.0, 3.6, rows=2)
+    for channel, axis in enumerate(axes):
+        for name, values, color, style in curves:
+            axis.plot(tau, values[:, channel], label=name, lw=1.6, color=color, ls=style)
+        axis.set_ylabel(f"channel {channel + 1}")
+    axes[0].set_title(f"{memory.measure!r} read at t = 2", fontsize=10)
+    axes[0].tick_params(labelbottom=False)
+    axes[0].legend(fontsize=8, ncols=3)
+    axes[-1].set_xlabel("tau")
+    figure.savefig(path, dpi=110)
 
 
 @dataclass(frozen=True)

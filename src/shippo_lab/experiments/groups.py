@@ -58,7 +58,6 @@ EXPERIMENT = lab.Experiment(
     title="Group-local audit",
     claim="Cut into groups, the true right action fails and learned maps recode around the cut: grouping is a restriction.",
     protocol="the paired task with group sizes 2 and 4, 20,000 steps, 3 seeds; off-block ratio on 8 x 512 audit examples",
-    tables=paper_tables("groups"),
     wall_time="3 minutes on two cores",
     presets={"full": rows, "smoke": partial(rows, replace(paired.SMOKE, audit_examples=64))},
     train=train,
@@ -69,5 +68,6 @@ EXPERIMENT = lab.Experiment(
         lab.Column(key="nmse", label="Eval NMSE"),
     ),
     judge=judge,
+    tables=paper_tables("groups"),
     highlights=(lab.Highlight("oracle-g2", "pair_nmse", "true right action cut into groups of 2: error"),),
 )

@@ -183,7 +183,6 @@ EXPERIMENT = lab.Experiment(
     title="Transported projection",
     claim="A memory with right transport predicts transported coefficients that a rank-4 source cannot.",
     protocol="d = N = K = 16, length 256, fixed left operator; AdamW 3e-4, 20,000 steps of 32 sequences, 5 seeds, last step",
-    tables=paper_tables("projection"),
     wall_time="about 2 hours on two cores",
     presets={"full": rows, "smoke": partial(rows, SMOKE)},
     train=train,
@@ -192,6 +191,7 @@ EXPERIMENT = lab.Experiment(
         lab.Column(key="r2", label="Eval R^2", better="higher", format=".4f"),
     ),
     judge=judge,
+    tables=paper_tables("projection"),
     # Seeds go through a step one after another, so that two parts of a row cost as much as one; six parts keep two cores busy.
     stack=3,
     highlights=(

@@ -96,12 +96,12 @@ EXPERIMENT = lab.Experiment(
     title="Controller-suffix counterfactual",
     claim="A trained StructGen-Split uses its right-action coordinates: zeroing them costs accuracy at every length.",
     protocol="weights of `shippo run mqar`, 640 examples per length; as trained, suffix zeroed, R -> I",
-    tables=paper_tables("suffix"),
     wall_time="23 minutes on one CPU core, after `mqar`",
     presets={preset: partial(rows, preset) for preset in mqar.EXPERIMENT.presets},
     train=train,
     columns=mqar.EXPERIMENT.columns,
     judge=judge,
+    tables=paper_tables("suffix"),
     main=mqar.EXPERIMENT.main,
     highlights=(lab.Highlight("zeroed", "exact_4096", "the same weights, right coordinates zeroed: exact"),),
 )

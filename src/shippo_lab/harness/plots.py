@@ -1,17 +1,12 @@
 """Figures without `pyplot`: no display, no global state; matplotlib is imported when a picture is drawn.
 
-`overview` draws the idea itself, the lift from HiPPO to SHiPPO; `reconstruction` what two memories hold of a signal.
+`overview` draws the idea itself, the lift from HiPPO to SHiPPO.
 """
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
-
-import numpy as np
-
-from shippo_ssm.projection import ProjectionMemory
-from shippo_ssm.projection.signals import as_signal
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -21,14 +16,12 @@ OURS, PAPER, PLAIN, BOUND = "#1b6ca8", "#8c8c8c", "#c44e52", "#4c9f70"
 SERIES = ("#4477aa", "#ee6677", "#228833", "#ccbb44", "#aa3377", "#66ccee")
 
 
-def new_figure(
-    width: float, height: float, columns: int = 1, rows: int = 1, *, sharex: bool = False
-) -> tuple[Figure, list[Axes]]:
+def new_figure(width: float, height: float, columns: int = 1, rows: int = 1) -> tuple[Figure, list[Axes]]:
     """A figure in inches and its axes, row by row."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(width, height), layout="constrained")
-    return figure, list(figure.subplots(rows, columns, sharex=sharex, squeeze=False).flat)
+    return figure, list(figure.subplots(rows, columns, squeeze=False).flat)
 
 
 def save(figure: Figure, path: Path) -> None:
@@ -89,28 +82,3 @@ def overview(path: Path) -> None:
     cell.text(0.5, 0.48, r"$+\;b_tx_t^\top$", ha="center", fontsize=11)
     cell.text(0.5, 0.88, "left: diagonal decay of N orders; right: action on P channels", ha="center", fontsize=9)
     save(figure, path)
-
-
-def reconstruction(memory: ProjectionMemory, f: Any, t: float, *, num_points: int = 400) -> Figure:
-    """Per channel: a signal on [0, t], read back from HiPPO (fixed frame) and from SHiPPO (the memory's moving frame).
-
-    `f` is a callable time -> [d] or `Samples`; both memories have the measure of `memory`.
-    """
-    signal = as_signal(f)
-    tau = np.linspace(max(memory.measure._start(t), 0.0), t, num_points)
-    fixed = ProjectionMemory(memory.measure)
-    curves = [
-        ("signal", signal(tau), "0.2", "-"),
-        ("HiPPO", fixed.reconstruct(fixed.project(signal, t), t, tau), "tab:orange", "--"),
-        ("SHiPPO", memory.reconstruct(memory.project(signal, t), t, tau), "tab:blue", ":"),
-    ]
-    width = curves[0][1].shape[1]
-    figure, axes = new_figure(7.0, 1.5 * width + 0.6, rows=width, sharex=True)
-    for channel, axis in enumerate(axes):
-        for name, values, color, style in curves:
-            axis.plot(tau, values[:, channel], label=name, lw=1.6, color=color, ls=style)
-        axis.set_ylabel(f"channel {channel + 1}")
-    axes[0].set_title(f"{memory.measure!r} read at t = {t:g}", fontsize=10)
-    axes[0].legend(fontsize=8, ncols=3)
-    axes[-1].set_xlabel("tau")
-    return figure
