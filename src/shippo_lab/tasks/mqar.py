@@ -193,7 +193,11 @@ class TransportMQAR:
         counts = torch.zeros(len(OPERATION_BINS), 5, dtype=torch.float64)
         for events, logits in answers(partial(self.batch, split="eval"), model, num_examples, batch_size, MODULUS, device):
             counts += count_answers(choices(logits), events)
-        return scores_of(counts)
+        total, bins = counts.sum(0), []
+        for edge, row in zip(OPERATION_BINS, counts):
+            if row[0] > 0:
+                bins.append({"from_operations": edge, "num_queries": int(row[0]), **_accuracies(row)})
+        return Scores(num_queries=int(total[0]), bins=bins, **_accuracies(total))
 
     def _draws(self, index: int, split: int) -> np.ndarray:
         """Uniform numbers of one example, its own 2^128 counter values of the Philox stream of the seed."""
@@ -272,14 +276,7 @@ def count_answers(answers: Tensor, events: Events) -> Tensor:
     return torch.zeros(len(edges), 5, dtype=torch.float64).index_add_(0, bins, columns)
 
 
-def scores_of(counts: Tensor) -> Scores:
-    """Accuracies from sums [bins, 5] as `count_answers` gives them."""
+def _accuracies(counts: Tensor) -> dict[str, float]:
+    """Accuracies from a row of sums [5] as `count_answers` gives them."""
     names = ("coordinate", "exact", "untouched_coordinate", "untouched_exact")
-    total = counts.sum(0)
-    bins = []
-    for edge, row in zip(OPERATION_BINS, counts):
-        if row[0] > 0:
-            accuracies = {name: float(part / row[0]) for name, part in zip(names, row[1:])}
-            bins.append({"from_operations": edge, "num_queries": int(row[0]), **accuracies})
-    whole = {name: float(part / total[0].clamp_min(1)) for name, part in zip(names, total[1:])}
-    return Scores(num_queries=int(total[0]), bins=bins, **whole)
+    return {name: float(part / counts[0].clamp_min(1)) for name, part in zip(names, counts[1:])}

@@ -25,7 +25,6 @@ from torch import Tensor
 from shippo_lab.tasks.streams import SPLITS, Sequences, answers, check_choice, check_seed, choices, uniform
 from shippo_ssm._expect import expect_size
 
-GROUPS = ("A5", "S5", "S4", "S3", "Z60", "A4xZ5")
 # Irreducible representations come from a dense eigenproblem of the size of the group.
 LARGEST_ORDER = 1024
 
@@ -54,15 +53,11 @@ class Group:
     def generate(name: str, generators: Sequence[Sequence[int]]) -> Group:
         """The group of all products of some permutations, each given as the images of 0 .. degree - 1."""
         steps = [tuple(int(point) for point in generator) for generator in generators]
-        degree = len(steps[0]) if steps else 0
-        for step in steps:
-            if degree == 0 or sorted(step) != list(range(degree)):
-                raise ValueError(
-                    f"Group: `generators` holds {step}; expected permutations of 0 .. {degree - 1}, all of one degree; "
-                    "write the image of each point"
-                )
-        if not steps:
-            raise ValueError("Group: `generators` is empty; expected at least one permutation; (0,) gives the trivial group")
+        if not steps or not steps[0] or any(sorted(step) != list(range(len(steps[0]))) for step in steps):
+            raise ValueError(
+                f"Group: `generators` is {steps}; expected permutations of 0 .. n - 1, at least one, all of one degree; "
+                "write the image of each point"
+            )
         found = all_products(steps, LARGEST_ORDER)
         if len(found) > LARGEST_ORDER:
             raise ValueError(
@@ -71,7 +66,7 @@ class Group:
             )
         permutations = np.array(sorted(found))
         # Products are recognised by a random linear form of their images, modulo 2^64.
-        form = np.random.default_rng(0).integers(1, 2**62, degree)
+        form = np.random.default_rng(0).integers(1, 2**62, len(steps[0]))
         marks = permutations @ form
         ranks = np.argsort(marks)
         assert len(np.unique(marks)) == len(marks)
@@ -137,23 +132,26 @@ def _cycle(degree: int, *points: int) -> tuple[int, ...]:
     return tuple(image)
 
 
+# Generators of the groups that are built in.
+GROUPS = {
+    "A5": [_cycle(5, 0, 1, 2), _cycle(5, 0, 1, 2, 3, 4)],
+    "S5": [_cycle(5, 0, 1), _cycle(5, 0, 1, 2, 3, 4)],
+    "S4": [_cycle(4, 0, 1), _cycle(4, 0, 1, 2, 3)],
+    "S3": [_cycle(3, 0, 1), _cycle(3, 0, 1, 2)],
+    "Z60": [_cycle(12, 0, 1, 2), _cycle(12, 3, 4, 5, 6), _cycle(12, 7, 8, 9, 10, 11)],
+    "A4xZ5": [_cycle(9, 0, 1, 2), _cycle(9, 1, 2, 3), _cycle(9, 4, 5, 6, 7, 8)],
+}
+
+
 @lru_cache
 def named_group(name: str) -> Group:
-    """One of the groups that are built in: A5, S5, S4, S3, Z60, A4xZ5."""
-    generators = {
-        "A5": [_cycle(5, 0, 1, 2), _cycle(5, 0, 1, 2, 3, 4)],
-        "S5": [_cycle(5, 0, 1), _cycle(5, 0, 1, 2, 3, 4)],
-        "S4": [_cycle(4, 0, 1), _cycle(4, 0, 1, 2, 3)],
-        "S3": [_cycle(3, 0, 1), _cycle(3, 0, 1, 2)],
-        "Z60": [_cycle(12, 0, 1, 2), _cycle(12, 3, 4, 5, 6), _cycle(12, 7, 8, 9, 10, 11)],
-        "A4xZ5": [_cycle(9, 0, 1, 2), _cycle(9, 1, 2, 3), _cycle(9, 4, 5, 6, 7, 8)],
-    }
-    if name not in generators:
+    """One of the `GROUPS`."""
+    if name not in GROUPS:
         choices = ", ".join(repr(choice) for choice in GROUPS)
         raise ValueError(
             f"WordTask: `group` is {name!r}; expected one of {choices} or a Group; make your own with Group.generate"
         )
-    return Group.generate(name, generators[name])
+    return Group.generate(name, GROUPS[name])
 
 
 @lru_cache(maxsize=64)
