@@ -20,7 +20,6 @@ from typing import Literal
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.distributed import ProcessGroup
 
 from shippo_lab.experiments.mqar.figures import rotation_figure
 from shippo_lab.experiments.mqar.scoring import RecallConfig, add_scores, query_loss, scores_of_lengths, train_recall
@@ -29,7 +28,6 @@ from shippo_lab.harness import experiment as lab
 from shippo_lab.tasks.mqar import BIND, MODULUS, OP, WIDTH, TransportMQAR
 from shippo_ssm.actions import get_family
 from shippo_ssm.layers import Mixer, Segment, identity_right
-from shippo_ssm.layers.mixer import check_segment
 from shippo_ssm.scan import transport_scan
 
 
@@ -69,6 +67,7 @@ class RotationMemory(Mixer[Tensor]):
     """tokens [B, T, 7] -> [B, T, 4, G]: what is read from column j, relative to all four columns; state [B, G, N, P]."""
 
     supports_masks = False
+    reads_tokens = True
 
     def __init__(self, config: RotationConfig) -> None:
         super().__init__(d_model=3 + WIDTH)
@@ -102,19 +101,6 @@ class RotationMemory(Mixer[Tensor]):
         """The row of the controller's table for every token: its operation, or BIND, or QUERY."""
         kind, operation = tokens[..., 0], tokens[..., 2]
         return torch.where(kind == OP, operation, torch.where(kind == BIND, self.num_operations, self.num_operations + 1))
-
-    def check(
-        self,
-        u: Tensor,
-        attention_mask: Tensor | None = None,
-        cu_seqlens: Tensor | None = None,
-        group: ProcessGroup | None = None,
-        dt: Tensor | None = None,
-    ) -> Segment:
-        """Validate tokens, which are integers."""
-        right = u.ndim == 3 and u.shape[-1] == self.d_model and not u.is_floating_point()
-        problem = "" if right else f"`u` is {u.dtype} {tuple(u.shape)}; expected integers [B, T, {self.d_model}]"
-        return check_segment(self, u, attention_mask, cu_seqlens, group, dt, problem)
 
     def run(self, u: Tensor, state: Tensor | None, segment: Segment) -> tuple[Tensor, Tensor]:
         key, value = u[..., 1], self.value(u[..., 3:]).mT

@@ -22,14 +22,14 @@ from torch import Tensor, nn
 
 from shippo_ssm._dtypes import compute_dtype
 from shippo_ssm.actions import get_family
+from shippo_ssm.dispatch import uses_cpu_step
 from shippo_ssm.layers import decode
 from shippo_ssm.layers.cell import run_cell, step_cell
 from shippo_ssm.layers.controller import Controller, Emission
 from shippo_ssm.layers.conv import ShortConv
 from shippo_ssm.layers.drift import initial_drift
-from shippo_ssm.layers.mixer import Mixer, Segment, SegmentOptions
-from shippo_ssm.layers.norm import NoDecayNorm
-from shippo_ssm.layers.scaled import scaled
+from shippo_ssm.layers.mixer import Mixer, Segment, SegmentOptions, check_segment
+from shippo_ssm.layers.rows import NoDecayNorm, scaled
 from shippo_ssm.layers.spec import ShippoSpec, make_spec
 from shippo_ssm.layers.states import CellState, ShippoState, check_state
 from shippo_ssm.layers.weight_decay import NoWeightDecay
@@ -171,12 +171,12 @@ class Shippo(Mixer[ShippoState], NoWeightDecay):
 
     def run(self, u: Tensor, state: ShippoState | None, segment: Segment) -> tuple[Tensor, ShippoState]:
         """One segment; a single token that continues a state takes one update of the cell instead of a scan."""
-        plan = decode.find_plan(self, u, state, segment)
+        plan = decode.find_plan(self, u, state, segment) if uses_cpu_step(u, self.spec.backend) else None
         if plan is not None:
             return decode.decode(self, plan, u, state, segment)
         if segment.return_all_states:
             return self.run_stepwise(u, state, segment)
-        single = state is not None and u.shape[1] == 1 and segment.whole
+        fresh = state is None
         x, gate, emission, state, windows = self._emit(u, state, segment)
         # The recurrence runs in float32 at least, also where autocast lowers the projections.
         lowered = not u.is_meta and torch.is_autocast_enabled(u.device.type)
@@ -189,10 +189,10 @@ class Shippo(Mixer[ShippoState], NoWeightDecay):
                 right = self.right(emission.coords, emission.step)
             drift = -torch.exp(self.drift_log).to(value.dtype)
             record = Recurrence(value, emission.write, emission.read, emission.step, drift, right)
-            if single:
+            if u.shape[1] == 1 and segment.whole and not fresh:
                 y, cell = step_cell(record, emission.mix, state.cell)
             else:
-                y, cell = run_cell(record, emission.mix, state.cell, segment, self.spec.backend)
+                y, cell = run_cell(record, emission.mix, state.cell, segment, self.spec.backend, fresh)
             # Of one rank a view: the gradient of a selection is filled with zeros first.
             read_gate, own = emission.read_gate, ranks.squeeze(-2) if self.spec.write_rank == 1 else ranks.select(-2, 0)
             if segment.positions is not None:
@@ -210,7 +210,7 @@ class Shippo(Mixer[ShippoState], NoWeightDecay):
         """R [B, T, G, P, P] that the layer would apply along `u` [B, T, d_model]; `None` without a right action."""
         if not self.right.num_coordinates:
             return None
-        emission = self._emit(u, state, self.check(u, **options))[2]
+        emission = self._emit(u, state, check_segment(self, u, **options))[2]
         return self.right(emission.coords, emission.step)
 
     def extra_repr(self) -> str:
@@ -225,7 +225,7 @@ class Shippo(Mixer[ShippoState], NoWeightDecay):
             Values [B, T, r D], the gate [B, T, D], the emission, the state that was entered, and that state with the next
             windows of the convolutions.
         """
-        count = segment.num_sequences(u)
+        count = u.shape[0] if segment.cu_seqlens is None else segment.cu_seqlens.shape[0] - 1
         if state is None:
             state = self.init_state(count, u)
         else:
