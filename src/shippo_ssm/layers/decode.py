@@ -89,7 +89,7 @@ def decode(
     if state is None:
         state = layer.init_state(batch, u)
     else:
-        check_state("Shippo", state, layer.state_shapes(batch), u.device)
+        check_state("Shippo", state, batch, layer.state_shapes, u.device)
     before = tuple(tensor.contiguous().resolve_neg() for tensor in (state.conv, *state.cell))
     if (fresh or segment.in_place) and not all_states:
         after = before
@@ -390,7 +390,7 @@ def make_plan(layer: Shippo) -> DecodePlan | None:
             return None
         tensors.append(tensor)
     projections, inline = controller.projections, None
-    sets = layer.state_shapes(1)["write"][1]
+    sets = controller.num_sets
     widths = [sets * spec.write_rank * order, sets * order, 4 * groups]
     if controller.right_proj is not None:
         projections, inline = (projections, layer.right.inline) if layer.use_right else (projections[:-1], None)

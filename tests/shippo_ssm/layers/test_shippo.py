@@ -18,11 +18,10 @@ from shippo_ssm.layers import (
     Shippo,
     ShippoBackbone,
     ShippoSpec,
-    detach_states,
-    reorder_states,
     weight_decay_groups,
     zero_right_suffix,
 )
+from shippo_ssm.layers.states import detach, select
 from shippo_ssm.scan import BACKENDS
 
 RIGHTS = ("orthogonal", "dissipative", "split", "dense", "none")
@@ -318,7 +317,7 @@ def test_state_tools(tools):
     assert tools.worst(state.to("cpu"), state) == 0
     model = ShippoBackbone(12, 2, d_state=8)
     _, states = model(torch.randn(3, 4, 12), output_state=True)
-    moved = reorder_states(detach_states(states), torch.tensor([1]))
+    moved = select(detach(states), torch.tensor([1]))
     assert [state.batch_size for state in moved] == [1, 1]
 
 
