@@ -43,6 +43,8 @@ MIN_GPU_CHAINS = 512
 MIN_ACTION_ITEMS = 32
 # Widths with a compiled kernel: code grows with P^2. The exponential of a generator is loops over its rows, and goes further.
 MAX_ACTION_WIDTH, MAX_GENERATOR_WIDTH, MAX_GPU_ACTION_WIDTH = 8, 16, 16
+# The dtypes of tokens that the CPU kernels of a decode step take.
+STEP_DTYPES = (torch.float32, torch.float64, torch.bfloat16)
 PLAIN = (Tensor, torch.nn.Parameter)
 # A constant, since `torch.compile` traces through the functions below. Triton is not imported for the question.
 HAS_TRITON = importlib.util.find_spec("triton") is not None
@@ -223,9 +225,9 @@ def uses_gpu_step(value: Tensor, memory: Tensor) -> bool:
     return not gpu_scan_reason(value) and not transform_reason(value, memory)
 
 
-def uses_cpu_step(u: Tensor, backend: str, dtypes: tuple[torch.dtype, ...]) -> bool:
+def uses_cpu_step(u: Tensor, backend: str) -> bool:
     """Whether the CPU kernels of a decode step can take tokens `u` [B, T, d_model]: nobody needs gradients."""
-    if torch.is_grad_enabled() or u.device.type != "cpu" or u.dtype not in dtypes or backend not in ("auto", "fused"):
+    if torch.is_grad_enabled() or u.device.type != "cpu" or u.dtype not in STEP_DTYPES or backend not in ("auto", "fused"):
         return False
     # A graph with a free length is not a step.
     if isinstance(u.shape[1], torch.SymInt) or torch.onnx.is_in_onnx_export() or torch.is_autocast_enabled("cpu"):

@@ -67,6 +67,7 @@ class RotationMemory(Mixer[Tensor]):
     """tokens [B, T, 7] -> [B, T, 4, G]: what is read from column j, relative to all four columns; state [B, G, N, P]."""
 
     supports_masks = False
+    reads_tokens = True
 
     def __init__(self, config: RotationConfig) -> None:
         super().__init__(d_model=3 + WIDTH)
@@ -100,11 +101,6 @@ class RotationMemory(Mixer[Tensor]):
         """The row of the controller's table for every token: its operation, or BIND, or QUERY."""
         kind, operation = tokens[..., 0], tokens[..., 2]
         return torch.where(kind == OP, operation, torch.where(kind == BIND, self.num_operations, self.num_operations + 1))
-
-    def problem_of(self, u: Tensor) -> str:
-        """Tokens are integers."""
-        right = u.ndim == 3 and u.shape[-1] == self.d_model and not u.is_floating_point()
-        return "" if right else f"`u` is {u.dtype} {tuple(u.shape)}; expected integers [B, T, {self.d_model}]"
 
     def run(self, u: Tensor, state: Tensor | None, segment: Segment) -> tuple[Tensor, Tensor]:
         key, value = u[..., 1], self.value(u[..., 3:]).mT

@@ -52,7 +52,7 @@ from shippo_ssm.layers import (
 from shippo_ssm.layers.attention import check_layer_types, resolve_layer_types
 from shippo_ssm.layers.linear import Linear
 from shippo_ssm.layers.mixer import Segment, check_segment
-from shippo_ssm.layers.norm import RMSNorm
+from shippo_ssm.layers.rows import RMSNorm
 from shippo_ssm.layers.states import at
 from shippo_ssm.scan.distributed import SequenceShard, negotiate_shards
 

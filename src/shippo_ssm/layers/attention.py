@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from shippo_ssm._expect import expect_size
 from shippo_ssm.layers.mixer import Mixer, Segment
+from shippo_ssm.layers.states import describe
 from shippo_ssm.scan.packing import packing_of
 
 # The kinds of layers in a hybrid, by transformers' names.
@@ -52,6 +53,8 @@ class AttentionCache(NamedTuple):
     """[B, heads, K, d_head]."""
     positions: Tensor
     """[B, K], -1 at padding."""
+
+    __repr__ = describe
 
 
 def rotate(x: Tensor, positions: Tensor, base: float = 10000.0) -> Tensor:

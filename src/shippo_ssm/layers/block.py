@@ -17,7 +17,7 @@ from torch.utils.checkpoint import checkpoint
 
 from shippo_ssm.layers.attention import CausalAttention
 from shippo_ssm.layers.mixer import ALL_STATES, Mixer, Segment
-from shippo_ssm.layers.norm import RMSNorm
+from shippo_ssm.layers.rows import RMSNorm
 from shippo_ssm.layers.shippo import Shippo
 from shippo_ssm.layers.spec import make_spec
 from shippo_ssm.layers.states import ShippoState

@@ -29,7 +29,7 @@ from shippo_ssm.dispatch import uses_gpu_step
 from shippo_ssm.engine import has_packed_float32, launch_gpu
 from shippo_ssm.layers.halo import halo
 from shippo_ssm.layers.mixer import Segment
-from shippo_ssm.layers.scaled import scaled
+from shippo_ssm.layers.rows import scaled
 from shippo_ssm.layers.states import CellState
 from shippo_ssm.scan import Recurrence, scan
 from shippo_ssm.scan.algebra import per_group
@@ -130,21 +130,23 @@ def shippo_cell(
     else:
         part = negotiate_shards(op, group, check)
         segment = Segment(mask, None if cu_seqlens is None else part.bounds(op, cu_seqlens), part=part)
+    fresh = initial_state is None
     if initial_state is None:
         initial_state = CellState(*(value.new_zeros(shape) for shape in state_shapes().values()))
     before = CellState(*(tensor.to(kept) for tensor in initial_state))
-    y, after = run_cell(given.normalised(), mix.to(kept), before, segment, backend)
+    y, after = run_cell(given.normalised(), mix.to(kept), before, segment, backend, fresh)
     return y.to(dtype), after if output_final_state else None
 
 
 def run_cell(
-    recurrence: Recurrence, mix: Tensor, before: CellState, segment: Segment, backend: str
+    recurrence: Recurrence, mix: Tensor, before: CellState, segment: Segment, backend: str, fresh: bool
 ) -> tuple[Tensor, CellState]:
-    """`shippo_cell` of a normalised record, from the state `before`; its write and value may lack the axis of rank one."""
+    """`shippo_cell` of a normalised record, from the state `before`; its write and value may lack the axis of rank one, and
+    are zero where it is `fresh`."""
     last_source = None
     if segment.part is not None:
-        # What goes to other ranks has one dtype.
-        recurrence = recurrence.normalised()
+        # What goes to other ranks has one dtype, and a source may come from there.
+        recurrence, fresh = recurrence.normalised(), False
         before, last_source = _enter_part(recurrence, before, segment)
     if segment.mask is not None:
         recurrence, mix = _hold(recurrence, before, segment.mask), torch.where(segment.mask.unsqueeze(-1), mix, 0)
@@ -164,7 +166,7 @@ def run_cell(
     stored, seen = scaled(value, gamma + beta_next, gamma)
     y, memory = scan(
         recurrence._replace(value=stored, seen=seen),
-        initial_state=before.memory + first[..., None, None] * before.source,
+        initial_state=before.memory if fresh else before.memory + first[..., None, None] * before.source,
         output_final_state=True,
         cu_seqlens=segment.cu_seqlens,
         part=segment.part,

@@ -136,7 +136,6 @@ class Controller(NoWeightDecay):
             next window (`None` for the input-only controller).
         """
         if self.conv is not None:
-            window = self.conv.init_window(segment.num_sequences(x)) if window is None else window
             x, window = self.conv(x, window, segment)
         groups, sets, order = self.num_groups, self.num_sets, self.spec.d_state
         write = self.write_proj(x).unflatten(-1, (sets, self.spec.write_rank, order))

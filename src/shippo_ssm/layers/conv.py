@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from shippo_ssm.dispatch import direct_reason, is_readable
-from shippo_ssm.engine import differentiate, launch
+from shippo_ssm.engine import differentiate, launch_raw
 from shippo_ssm.layers._conv_cpu import Conv, ConvGradient, build_conv, build_conv_gradient
 from shippo_ssm.layers.halo import halo
 from shippo_ssm.layers.mixer import WHOLE, Segment
@@ -43,7 +43,7 @@ class _Convolved(torch.autograd.Function):
         y = row.new_empty(batch, long - taps + 1, channels)
         operands = Conv(row.data_ptr(), weight.data_ptr(), bias.data_ptr(), y.data_ptr(), channels, y.shape[1])
         min_items_per_thread = _MIN_NUMBERS // channels + 1
-        launch(build_conv, y.numel() // channels, operands, min_items_per_thread, dtype=_NAMES[row.dtype], taps=taps)
+        launch_raw(build_conv, y.numel() // channels, operands, min_items_per_thread, dtype=_NAMES[row.dtype], taps=taps)
         ctx.save_for_backward(row, weight, bias)
         return y
 
@@ -57,7 +57,7 @@ class _Convolved(torch.autograd.Function):
         addresses = (tensor.data_ptr() for tensor in (row, weight, dy, d_row, d_taps))
         operands = ConvGradient._make((*addresses, channels, length))
         min_items_per_thread = _MIN_NUMBERS // (length * channels) + 1
-        launch(build_conv_gradient, batch, operands, min_items_per_thread, dtype=_NAMES[row.dtype], taps=taps)
+        launch_raw(build_conv_gradient, batch, operands, min_items_per_thread, dtype=_NAMES[row.dtype], taps=taps)
         d_weight, d_bias = d_taps.sum(0).split([taps, 1])
         return d_row, d_weight, d_bias.squeeze(0)
 
@@ -94,19 +94,18 @@ class ShortConv(nn.Module):
         if self.bias is not None:
             self.bias.zero_()
 
-    def init_window(self, batch_size: int) -> Tensor:
-        """The window [B, K - 1, D] of a sequence that has not begun: zeros."""
-        return self.weight.new_zeros(batch_size, self.width - 1, self.channels)
-
-    def forward(self, x: Tensor, window: Tensor, segment: Segment = WHOLE) -> tuple[Tensor, Tensor]:
-        """Convolve `x` [B, T, D] behind `window` [B, K - 1, D]; returns y [B, T, D] and the next window.
+    def forward(self, x: Tensor, window: Tensor | None = None, segment: Segment = WHOLE) -> tuple[Tensor, Tensor]:
+        """Convolve `x` [B, T, D] behind a window; returns y [B, T, D] and the next window.
 
         Args:
             x: [B, T, D].
-            window: [B, K - 1, D], or [num_sequences, K - 1, D] with `cu_seqlens`.
+            window: [B, K - 1, D], or [num_sequences, K - 1, D] with `cu_seqlens`; zeros by default.
             segment: padding (where y is not meaningful) and packing; on a part of a sequence, the window is that of the whole.
         """
         mask, cu_seqlens = segment.mask, segment.cu_seqlens
+        if window is None:
+            count = x.shape[0] if cu_seqlens is None else cu_seqlens.shape[0] - 1
+            window = x.new_zeros(count, self.width - 1, self.channels)
         if segment.part is not None and self.width > 1:
             (window,), (after,) = halo([x], [window], segment)
             return self.forward(x, window, segment._replace(part=None))[0], after

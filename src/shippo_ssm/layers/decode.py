@@ -23,14 +23,14 @@ from shippo_ssm._dtypes import compute_dtype
 from shippo_ssm._private import has_global_hooks
 from shippo_ssm.actions import RightAction
 from shippo_ssm.actions.base import Inline
-from shippo_ssm.dispatch import is_plain, is_readable, uses_cpu_step
+from shippo_ssm.dispatch import STEP_DTYPES, is_plain, is_readable
 from shippo_ssm.engine import launch_raw
 from shippo_ssm.layers._decode_cpu import Branch, Cell, CellCase, build_branch, build_cell
 from shippo_ssm.layers.controller import Controller
 from shippo_ssm.layers.conv import ShortConv
 from shippo_ssm.layers.linear import ARITHMETIC, MAX_TOKENS, NAMES, Weights, product, weights_of
 from shippo_ssm.layers.mixer import Segment
-from shippo_ssm.layers.norm import RMSNorm
+from shippo_ssm.layers.rows import RMSNorm
 from shippo_ssm.layers.states import CellState, ShippoState, check_state
 
 if TYPE_CHECKING:
@@ -38,7 +38,6 @@ if TYPE_CHECKING:
 
 # Numbers of state that make a row of the batch worth a thread of its own.
 _MIN_STATE = 1 << 15
-DTYPES = tuple(NAMES)
 # The forward methods that the kernels replace; a module with another one is called instead.
 _FORWARDS = (ShortConv.forward, Controller.forward, RightAction.forward, RMSNorm.forward)
 
@@ -64,10 +63,9 @@ class DecodePlan(NamedTuple):
 
 
 def find_plan(layer: Shippo, u: Tensor, state: ShippoState | None, segment: Segment) -> DecodePlan | None:
-    """The plan for a call of `layer`, or `None` where the ordinary forward pass has to serve it."""
-    if not segment.whole or not uses_cpu_step(u, layer.spec.backend, DTYPES):
-        return None
-    if (u.shape[1] != 1 and not segment.return_all_states) or (layer.spec.controller_conv and segment.return_all_states):
+    """The plan for a call of `layer` without gradients, or `None` where the ordinary forward pass has to serve it."""
+    few = not layer.spec.controller_conv if segment.return_all_states else u.shape[1] == 1
+    if not segment.whole or not few:
         return None
     plan = cached_plan(layer) if is_readable(u) else make_plan(layer)
     if plan is None or plan.dtype != u.dtype:
@@ -91,7 +89,7 @@ def decode(
     if state is None:
         state = layer.init_state(batch, u)
     else:
-        check_state("Shippo", state, layer.state_shapes(batch), u.device)
+        check_state("Shippo", state, batch, layer.state_shapes, u.device)
     before = tuple(tensor.contiguous().resolve_neg() for tensor in (state.conv, *state.cell))
     if (fresh or segment.in_place) and not all_states:
         after = before
@@ -368,7 +366,7 @@ def make_plan(layer: Shippo) -> DecodePlan | None:
     if readable and any(type(module).forward is not forward for module, forward in zip(silent, _FORWARDS)):
         return None
     dtype, state_dtype, eps = conv.weight.dtype, layer.drift_log.dtype, 0.0 if norm is None else norm.eps
-    if dtype not in DTYPES or state_dtype != compute_dtype(dtype) or eps is None:
+    if dtype not in STEP_DTYPES or state_dtype != compute_dtype(dtype) or eps is None:
         return None
     # Read from `_parameters`: a parametrised one is another tensor at every access.
     groups, channels, order = layer.num_groups, spec.write_rank * layer.d_inner, spec.d_state
@@ -392,7 +390,7 @@ def make_plan(layer: Shippo) -> DecodePlan | None:
             return None
         tensors.append(tensor)
     projections, inline = controller.projections, None
-    sets = layer.state_shapes(1)["write"][1]
+    sets = controller.num_sets
     widths = [sets * spec.write_rank * order, sets * order, 4 * groups]
     if controller.right_proj is not None:
         projections, inline = (projections, layer.right.inline) if layer.use_right else (projections[:-1], None)

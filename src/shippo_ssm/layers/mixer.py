@@ -53,10 +53,6 @@ class Segment(NamedTuple):
         """Whether every position is real and wanted, every row is one sequence, and no other rank has a part of it."""
         return self.mask is None and self.cu_seqlens is None and self.part is None and self.positions is None
 
-    def num_sequences(self, u: Tensor) -> int:
-        """Sequences in `u` [B, T, ..], each with a state of its own."""
-        return u.shape[0] if self.cu_seqlens is None else self.cu_seqlens.shape[0] - 1
-
     def at_positions(self, tensor: Tensor) -> Tensor:
         """`tensor` [B, T, ..] at the wanted positions, [n, ..], or all of it."""
         return tensor if self.positions is None else tensor.flatten(0, 1).index_select(0, self.positions)
@@ -88,6 +84,8 @@ class Mixer(nn.Module, ABC, Generic[State]):
     """Whether `run` gives outputs at the positions that a segment asks only; otherwise all are computed, and those taken."""
     supports_dt: ClassVar[bool] = False
     """Whether the layer knows the time between positions."""
+    reads_tokens: ClassVar[bool] = False
+    """Whether `u` is integers, for a layer that embeds them itself."""
 
     def __init__(self, d_model: int) -> None:
         super().__init__()
@@ -154,8 +152,9 @@ class Mixer(nn.Module, ABC, Generic[State]):
             `output_state=True`.
         """
         if segment is None:
-            segment = self.check(u, attention_mask, cu_seqlens, group, dt)
-        self._refuse(segment)
+            segment = check_segment(self, u, attention_mask, cu_seqlens, group, dt)
+        if segment is not WHOLE:
+            self._refuse(segment)
         if segment.mask is not None:
             # Zero padded inputs so that a NaN there cannot leak.
             u = torch.where(segment.mask.unsqueeze(-1), u, 0)
@@ -187,11 +186,9 @@ class Mixer(nn.Module, ABC, Generic[State]):
         if not isinstance(u, Tensor) or u.ndim != 2:
             raise ValueError(f"{type(self).__name__}.step: `u` is {_describe(u)}; expected [B, d_model], one position")
         u = u.unsqueeze(1)
-        if dt is None:
-            self.check(u)
-            segment = IN_PLACE if in_place else WHOLE
-        else:
-            segment = self.check(u, dt=dt.unsqueeze(-1) if isinstance(dt, Tensor) else dt)._replace(in_place=in_place)
+        segment = check_segment(self, u, dt=dt.unsqueeze(-1) if isinstance(dt, Tensor) else dt)
+        if in_place:
+            segment = IN_PLACE if segment is WHOLE else segment._replace(in_place=True)
         y, after = self(u, state, segment, output_state=True)
         return y.squeeze(1), after
 
@@ -208,24 +205,6 @@ class Mixer(nn.Module, ABC, Generic[State]):
     def right_actions(self, u: Tensor) -> Tensor | None:
         """R [B, T, G, P, P] that the layer would apply along `u` [B, T, d_model]; `None` for one without right actions."""
         return None
-
-    def check(
-        self,
-        u: Tensor,
-        attention_mask: Tensor | None = None,
-        cu_seqlens: Tensor | None = None,
-        group: ProcessGroup | None = None,
-        dt: Tensor | None = None,
-    ) -> Segment:
-        """Check `u` and what is said about its positions; returns the latter as a record."""
-        return check_segment(self, u, attention_mask, cu_seqlens, group, dt, self.problem_of(u))
-
-    def problem_of(self, u: Tensor) -> str:
-        """What is wrong with the input `u`; empty if nothing is."""
-        width = self.d_model
-        if not isinstance(u, Tensor) or u.ndim != 3 or u.shape[-1] != width:
-            return f"`u` is {_describe(u)}; expected [B, T, d_model] with d_model = {width}; reshape or project it first"
-        return "" if u.is_floating_point() else f"`u` has dtype {u.dtype}; expected a floating dtype; embed token ids first"
 
     def _refuse(self, segment: Segment) -> None:
         """Raise where a segment says what this layer cannot know."""
@@ -246,15 +225,16 @@ def check_segment(
     cu_seqlens: Tensor | None = None,
     group: ProcessGroup | None = None,
     dt: Tensor | None = None,
-    problem: str = "",
 ) -> Segment:
-    """Check what `module` was told about the positions of `u` [B, T, ..], on all ranks of `group` at once.
-
-    Args:
-        module: what will run; its parameters must have the same shapes on every rank.
-        problem: what is wrong with `u`, if something is; raised together with the other ranks.
-    """
-    op = type(module).__name__
+    """Check `u` [B, T, ..] and what `module`, which will run, was told about its positions, on all ranks of `group` at once."""
+    op, problem = type(module).__name__, ""
+    if isinstance(module, Mixer):
+        width = module.d_model
+        if not isinstance(u, Tensor) or u.ndim != 3 or u.shape[-1] != width:
+            problem = f"`u` is {_describe(u)}; expected [B, T, d_model] with d_model = {width}; reshape or project it first"
+        elif u.is_floating_point() == module.reads_tokens:
+            wanted = "integers" if module.reads_tokens else "a floating dtype; embed token ids first"
+            problem = f"`u` has dtype {u.dtype}; expected {wanted}"
 
     def make(cut: bool) -> Segment:
         if problem:

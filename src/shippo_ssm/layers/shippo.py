@@ -14,22 +14,23 @@ from __future__ import annotations
 
 import contextlib
 import inspect
+import time
 from typing import Any, Unpack
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from shippo_ssm._dtypes import compute_dtype
 from shippo_ssm.actions import get_family
+from shippo_ssm.dispatch import uses_cpu_step
 from shippo_ssm.layers import decode
 from shippo_ssm.layers.cell import run_cell, step_cell
 from shippo_ssm.layers.controller import Controller, Emission
 from shippo_ssm.layers.conv import ShortConv
-from shippo_ssm.layers.drift import initial_drift
-from shippo_ssm.layers.mixer import Mixer, Segment, SegmentOptions
-from shippo_ssm.layers.norm import NoDecayNorm
-from shippo_ssm.layers.scaled import scaled
+from shippo_ssm.layers.mixer import Mixer, Segment, SegmentOptions, check_segment
+from shippo_ssm.layers.rows import NoDecayNorm, scaled
 from shippo_ssm.layers.spec import ShippoSpec, make_spec
 from shippo_ssm.layers.states import CellState, ShippoState, check_state
 from shippo_ssm.layers.weight_decay import NoWeightDecay
@@ -97,6 +98,16 @@ class Shippo(Mixer[ShippoState], NoWeightDecay):
         if spec.learnable_initial_state:
             self.initial_memory = nn.Parameter(torch.empty(self.num_groups, spec.d_state, spec.group_width, **place))
         self.out_proj = nn.Linear(d_inner, d_model, bias=spec.bias, **place)
+        # Of the tensors of a `ShippoState`, for one sequence.
+        rank = (spec.write_rank,) if spec.write_rank > 1 else ()
+        self.state_shapes = {
+            "conv": (spec.d_conv - 1, spec.write_rank * d_inner),
+            "memory": (self.num_groups, spec.d_state, spec.group_width),
+            "write": (self.controller.num_sets, *rank, spec.d_state),
+            "value": (self.num_groups, *rank, spec.group_width),
+        }
+        if spec.controller_conv:
+            self.state_shapes["controller"] = (spec.controller_conv - 1, d_inner)
         self.reset_parameters()
         # A layer built in half precision keeps these parameters in float32 as well.
         if compute_dtype(self.drift_log.dtype) != self.drift_log.dtype:
@@ -111,8 +122,14 @@ class Shippo(Mixer[ShippoState], NoWeightDecay):
         self.out_proj.reset_parameters()
         spec, into = self.spec, self.in_proj.weight
         with torch.no_grad():
-            for index, drift in enumerate(initial_drift(spec.drift_init, spec.d_state, spec.memory_length)):
-                self.drift_log[:, index] = -drift
+            # Every group starts from the same N rates; the eigenvalues of "legs" turn, so that of them the real part counts.
+            rates = {
+                "geometric": np.geomspace(1 / spec.memory_length, 1.0, spec.d_state),
+                "s4d-real": np.arange(1.0, spec.d_state + 1),
+                "legs": np.full(spec.d_state, 0.5),
+            }[spec.drift_init]
+            for index, rate in enumerate(rates.tolist()):
+                self.drift_log[:, index] = rate
             self.drift_log.log_()
             self.skip.fill_(1.0)
             if self.read_norm is not None:
@@ -148,7 +165,7 @@ class Shippo(Mixer[ShippoState], NoWeightDecay):
             return self(torch.zeros(batch_size, 0, self.d_model, dtype=self.conv.weight.dtype), output_state=True)[1]
         like = self.conv.weight if like is None else like
         # What stays in float32 in a half-precision layer says the dtype of the memory.
-        kept, shapes = self.drift_log.dtype, self.state_shapes(batch_size)
+        kept, shapes = self.drift_log.dtype, {name: (batch_size, *shape) for name, shape in self.state_shapes.items()}
         memory = like.new_zeros(shapes["memory"], dtype=kept)
         if self.initial_memory is not None:
             memory = memory + self.initial_memory.to(kept)
@@ -156,27 +173,14 @@ class Shippo(Mixer[ShippoState], NoWeightDecay):
         controller = like.new_zeros(shapes["controller"]) if "controller" in shapes else None
         return ShippoState(like.new_zeros(shapes["conv"]), cell, controller)
 
-    def state_shapes(self, batch_size: int) -> dict[str, tuple[int, ...]]:
-        """The shapes of the tensors of a `ShippoState` of `batch_size` sequences, by name."""
-        spec, rank = self.spec, (self.spec.write_rank,) if self.spec.write_rank > 1 else ()
-        shapes = {
-            "conv": (batch_size, spec.d_conv - 1, spec.write_rank * self.d_inner),
-            "memory": (batch_size, self.num_groups, spec.d_state, spec.group_width),
-            "write": (batch_size, self.controller.num_sets, *rank, spec.d_state),
-            "value": (batch_size, self.num_groups, *rank, spec.group_width),
-        }
-        if spec.controller_conv:
-            shapes["controller"] = (batch_size, spec.controller_conv - 1, self.d_inner)
-        return shapes
-
     def run(self, u: Tensor, state: ShippoState | None, segment: Segment) -> tuple[Tensor, ShippoState]:
         """One segment; a single token that continues a state takes one update of the cell instead of a scan."""
-        plan = decode.find_plan(self, u, state, segment)
+        plan = decode.find_plan(self, u, state, segment) if uses_cpu_step(u, self.spec.backend) else None
         if plan is not None:
             return decode.decode(self, plan, u, state, segment)
         if segment.return_all_states:
             return self.run_stepwise(u, state, segment)
-        single = state is not None and u.shape[1] == 1 and segment.whole
+        fresh = state is None
         x, gate, emission, state, windows = self._emit(u, state, segment)
         # The recurrence runs in float32 at least, also where autocast lowers the projections.
         lowered = not u.is_meta and torch.is_autocast_enabled(u.device.type)
@@ -189,10 +193,10 @@ class Shippo(Mixer[ShippoState], NoWeightDecay):
                 right = self.right(emission.coords, emission.step)
             drift = -torch.exp(self.drift_log).to(value.dtype)
             record = Recurrence(value, emission.write, emission.read, emission.step, drift, right)
-            if single:
+            if u.shape[1] == 1 and segment.whole and not fresh:
                 y, cell = step_cell(record, emission.mix, state.cell)
             else:
-                y, cell = run_cell(record, emission.mix, state.cell, segment, self.spec.backend)
+                y, cell = run_cell(record, emission.mix, state.cell, segment, self.spec.backend, fresh)
             # Of one rank a view: the gradient of a selection is filled with zeros first.
             read_gate, own = emission.read_gate, ranks.squeeze(-2) if self.spec.write_rank == 1 else ranks.select(-2, 0)
             if segment.positions is not None:
@@ -210,7 +214,7 @@ class Shippo(Mixer[ShippoState], NoWeightDecay):
         """R [B, T, G, P, P] that the layer would apply along `u` [B, T, d_model]; `None` without a right action."""
         if not self.right.num_coordinates:
             return None
-        emission = self._emit(u, state, self.check(u, **options))[2]
+        emission = self._emit(u, state, check_segment(self, u, **options))[2]
         return self.right(emission.coords, emission.step)
 
     def extra_repr(self) -> str:
@@ -225,11 +229,11 @@ class Shippo(Mixer[ShippoState], NoWeightDecay):
             Values [B, T, r D], the gate [B, T, D], the emission, the state that was entered, and that state with the next
             windows of the convolutions.
         """
-        count = segment.num_sequences(u)
+        count = u.shape[0] if segment.cu_seqlens is None else segment.cu_seqlens.shape[0] - 1
         if state is None:
             state = self.init_state(count, u)
         else:
-            check_state("Shippo", state, self.state_shapes(count), u.device)
+            check_state("Shippo", state, count, self.state_shapes, u.device)
         branch, gate = self.in_proj(u).split([self.spec.write_rank * self.d_inner, self.d_inner], dim=-1)
         x, window = self.conv(branch, state.conv, segment)
         x = F.silu(x)
@@ -245,3 +249,48 @@ def _signature() -> inspect.Signature:
 
 
 vars(Shippo.__init__)["__signature__"] = _signature()
+
+
+def warmup(
+    d_model: int = 128,
+    *,
+    batch_size: int = 2,
+    length: int = 64,
+    dtype: torch.dtype = torch.float32,
+    training: bool = True,
+    decoding: bool = True,
+    **options: Any,
+) -> float:
+    """Compile the CPU kernels of `Shippo(d_model, **options)` and keep them on disk, so that no later process waits for them.
+
+    Kernels belong to the sizes of a group (`d_state`, `group_width`), the right action, the dtype and the processor; few depend
+    on `d_model`, `batch_size` or `length`, where large operands have a kernel of their own.
+
+    Args:
+        d_model: width of the layer.
+        batch_size: sequences of the call.
+        length: positions of the call.
+        dtype: of the weights and inputs.
+        training: whether to compile the backward pass.
+        decoding: whether to compile the step of one token.
+        options: of `Shippo`.
+
+    Returns:
+        The seconds it took; a fraction of one where the kernels were on disk already.
+
+    Example:
+        >>> from shippo_ssm import warmup
+        >>> warmup(16, d_state=8, training=False, decoding=False) > 0
+        True
+    """
+    begin = time.perf_counter()
+    layer = Shippo(d_model, dtype=dtype, **options)
+    u = torch.randn(batch_size, length, d_model, dtype=dtype)
+    with torch.set_grad_enabled(training):
+        y = layer(u)
+        if training:
+            y.sum().backward()
+    if decoding:
+        with torch.no_grad():
+            layer.eval().step(u[:, 0], layer.init_state(batch_size))
+    return time.perf_counter() - begin

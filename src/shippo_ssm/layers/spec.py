@@ -38,6 +38,7 @@ PRESETS: dict[str, dict[str, Any]] = {
 }
 # What the words of a start may be.
 WORDS = {
+    "drift_init": ("geometric", "s4d-real", "legs"),
     "in_init": ("identity", "random"),
     "conv_init": ("identity", "staggered", "random"),
     "read_init": ("write", "next", "random"),
@@ -100,7 +101,8 @@ class ShippoSpec:
     initial_state_std: float = 0.3
     """Spread of H_0 at the start, in units of 1 / sqrt(N): enough to read products from, little beside what is written."""
     drift_init: str = "geometric"
-    """Where the drift starts: "geometric" (from 1 / memory_length to 1), "s4d-real" (-1, -2, .. -N) or "legs" (-1/2)."""
+    """Where the N drifts of every group start: "geometric", from -1 / memory_length to -1 in equal ratios; "s4d-real", -1 to
+    -N, the eigenvalues of LegS; or "legs", the real part of those of its normal part, -1/2: all slots forget equally slowly."""
     memory_length: float = 4096.0
     """Tokens that the slowest slot remembers at a unit step, for "geometric"."""
     dt_min: float = 1.0

@@ -243,19 +243,21 @@ class ShippoState(NamedTuple):
     __repr__ = describe
 
 
-def check_state(op: str, state: ShippoState, expected: dict[str, tuple[int, ...]], device: torch.device) -> None:
-    """Check every tensor of `state`: its shape against `expected`, its device, dtype and layout; one dtype in the cell."""
+def check_state(op: str, state: ShippoState, count: int, shapes: dict[str, tuple[int, ...]], device: torch.device) -> None:
+    """Check every tensor of a `state` of `count` sequences: its shape behind that axis, device, dtype and layout; one dtype in
+    the cell."""
     if not isinstance(state, ShippoState) or not isinstance(state.cell, CellState):
         raise ValueError(
             f"{op}: `state` is a {type(state).__name__}; expected a ShippoState; make one with init_state(batch_size)"
         )
     for name, tensor in (("conv", state.conv), *zip(CellState._fields, state.cell), ("controller", state.controller)):
-        if tensor is None and name not in expected:
+        if tensor is None and name not in shapes:
             continue
         shape = tuple(tensor.shape) if isinstance(tensor, Tensor) else None
-        if shape is None or tensor is None or shape != expected.get(name):
+        expected = (count, *shapes[name]) if name in shapes else None
+        if shape is None or tensor is None or shape != expected:
             raise ValueError(
-                f"{op}: `{name}` of `state` has shape {shape}; expected {expected.get(name)}; the state belongs to another "
+                f"{op}: `{name}` of `state` has shape {shape}; expected {expected}; the state belongs to another "
                 "model or batch, make one with init_state(batch_size)"
             )
         if tensor.device != device:
@@ -268,7 +270,3 @@ def check_state(op: str, state: ShippoState, expected: dict[str, tuple[int, ...]
                 f"{op}: `{name}` of `state` is {tensor.layout} {tensor.dtype}; expected strided tensors of one floating dtype; "
                 "convert the whole state with state.to(dtype)"
             )
-
-
-# The state of a model is a list of states; the functions above apply to it.
-detach_states, reorder_states = detach, select

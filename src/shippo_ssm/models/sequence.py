@@ -21,7 +21,7 @@ from shippo_ssm.layers import Block, CausalAttention, Shippo, ShippoSpec, Stack
 from shippo_ssm.layers.attention import check_layer_types, resolve_layer_types
 from shippo_ssm.layers.linear import Linear
 from shippo_ssm.layers.mixer import IN_PLACE, WHOLE, Segment, SegmentOptions, check_segment, last_positions
-from shippo_ssm.layers.norm import RMSNorm
+from shippo_ssm.layers.rows import RMSNorm
 from shippo_ssm.models.baselines import FreeMixer, GRUMixer, LSTMMixer, MambaMixer, transformer_block
 
 MIXERS = ("shippo", "free", "gru", "lstm", "mamba", "transformer")

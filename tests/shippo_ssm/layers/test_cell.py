@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from shippo_ssm.layers import CellState, shippo_cell, shippo_cell_step
-from shippo_ssm.layers.scaled import scaled
+from shippo_ssm.layers.rows import scaled
 
 
 def operands(B=2, T=9, G=2, Q=None, N=5, P=3, rank=None, seed=0):

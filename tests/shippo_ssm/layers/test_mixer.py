@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from shippo_ssm.layers import Block, Mixer, Segment, Shippo, ShippoBackbone, ShippoSpec, identity_right, lift
+from shippo_ssm.layers import Block, Segment, Shippo, ShippoBackbone, ShippoSpec, identity_right, lift, mixer
 from shippo_ssm.models import CausalAttention, FreeMixer, GRUMixer, LSTMMixer, transformer_block
 
 WIDTH = 8
@@ -38,8 +38,8 @@ def test_layers_without_gaps_refuse_them(name):
 def test_a_segment_is_checked_once_and_handed_on(monkeypatch):
     """A stack hands the record to its layers: one check for the call, none inside."""
     layer = ShippoBackbone(WIDTH, 2, d_state=4)
-    checked, check = [], Mixer.check
-    monkeypatch.setattr(Mixer, "check", lambda module, *args: checked.append(module) or check(module, *args))
+    checked, check = [], mixer.check_segment
+    monkeypatch.setattr(mixer, "check_segment", lambda module, *args: checked.append(module) or check(module, *args))
     mask = torch.tensor([[True, True, False], [False, True, True]])
     u = torch.randn(2, 3, WIDTH)
     assert torch.equal(layer(u, attention_mask=mask), layer(u, None, Segment(mask)))

@@ -18,11 +18,10 @@ from shippo_ssm.layers import (
     Shippo,
     ShippoBackbone,
     ShippoSpec,
-    detach_states,
-    reorder_states,
     weight_decay_groups,
     zero_right_suffix,
 )
+from shippo_ssm.layers.states import detach, select
 from shippo_ssm.scan import BACKENDS
 
 RIGHTS = ("orthogonal", "dissipative", "split", "dense", "none")
@@ -183,9 +182,9 @@ def test_starts():
     emission, _ = layer.controller(torch.zeros(1, 1, 128))
     torch.testing.assert_close(emission.step, torch.ones(1, 1, 32))
     x = torch.randn(2, 5, 128)
-    assert torch.equal(layer.conv(x, layer.conv.init_window(2))[0], x)
+    assert torch.equal(layer.conv(x)[0], x)
     shifted = Shippo(64, write_rank=2, d_conv=2, conv_init="staggered").conv
-    seen = shifted(torch.cat([x, x], -1), shifted.init_window(2))[0]
+    seen = shifted(torch.cat([x, x], -1))[0]
     assert torch.equal(seen[..., :64], x[..., :64])
     assert torch.equal(seen[:, 1:, 64:128], x[:, :-1, 64:])
     assert torch.equal(seen[..., :128], seen[..., 128:])
@@ -318,7 +317,7 @@ def test_state_tools(tools):
     assert tools.worst(state.to("cpu"), state) == 0
     model = ShippoBackbone(12, 2, d_state=8)
     _, states = model(torch.randn(3, 4, 12), output_state=True)
-    moved = reorder_states(detach_states(states), torch.tensor([1]))
+    moved = select(detach(states), torch.tensor([1]))
     assert [state.batch_size for state in moved] == [1, 1]
 
 

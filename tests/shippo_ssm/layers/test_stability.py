@@ -6,6 +6,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from shippo_ssm.layers import Shippo
+from shippo_ssm.layers.mixer import WHOLE
 from shippo_ssm.models import SequenceConfig, SequenceModel
 
 STABLE = ("orthogonal", "dissipative")
@@ -28,7 +29,7 @@ def largest_memory(layer: Shippo, num_tokens: int, segment: int = 1 << 16) -> tu
     for start in range(0, num_tokens, segment):
         u = torch.randn(1, min(segment, num_tokens - start), layer.d_model, generator=torch.Generator().manual_seed(start))
         _, state = layer(u, state, output_state=True)
-        emission = layer._emit(u, None, layer.check(u))[2]
+        emission = layer._emit(u, None, WHOLE)[2]
         value = F.silu(layer.in_proj(u)[..., : layer.d_inner]).unflatten(-1, (layer.num_groups, -1))
         source = emission.step * emission.write[..., 0, :].norm(dim=-1) * value.norm(dim=-1)
         total += float(source.sum(1).square().sum().sqrt())

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from shippo_ssm.layers import Shippo, ShippoBackbone, states
+from shippo_ssm.layers import CausalAttention, Shippo, ShippoBackbone, lift, states
 from shippo_ssm.models import GRUMixer
 
 
@@ -70,6 +70,8 @@ def test_repr_prints_shapes(state):
     assert repr(state[0].cell) == "CellState(memory=(3, 4, 4, 4) float32, write=(3, 1, 4) float32, value=(3, 4, 4) float32)"
     assert repr(state[0]).startswith("ShippoState(conv=(3, 3, 16) float32, cell=CellState(memory=")
     assert repr(state[0]).endswith("controller=None)")
+    assert repr(lift("legs", d_model=8, d_state=4).init_state(1)) == "LiftState(memory=(1, 2, 4, 4) float32, time=(1,) float64)"
+    assert repr(CausalAttention(8, 2).init_state(1)).startswith("AttentionCache(keys=(1, 2, 0, 4) float32, values=")
 
 
 def test_what_does_not_fit_is_refused(model, state):

@@ -11,7 +11,7 @@ from torch import nn
 from shippo_ssm.actions import SplitFlow
 from shippo_ssm.layers import CellState, Shippo, shippo_cell
 from shippo_ssm.layers.linear import Linear
-from shippo_ssm.layers.scaled import scaled
+from shippo_ssm.layers.rows import scaled
 from tests.shippo_ssm.layers.test_decode import make, ratio
 
 MIXED = """

@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from shippo_ssm.layers.norm import NoDecayNorm, RMSNorm
+from shippo_ssm.layers.rows import NoDecayNorm, RMSNorm
 
 
 def pair(shape: tuple[int, ...], dtype: torch.dtype, eps: float) -> tuple[RMSNorm, Tensor, Tensor]:

@@ -1,4 +1,4 @@
-"""Machine code of the RMS norm and of its gradient: a token is read from memory once, and again from the cache."""
+"""Machine code of the RMS norm, of scaling, and of their gradients: a row is read from memory once."""
 
 from __future__ import annotations
 
@@ -98,5 +98,56 @@ def build_norm_gradient(dtype: str, eps: float, chunk: int) -> Callable[..., Non
                 root = 1.0 / math.sqrt(sums[0] / channels + eps)
                 sums[0], sums[1] = root, -root * root * root * sums[1] / channels
                 pull_back(operands, token * channels, number * channels, sums)
+
+    return kernel
+
+
+class Weighed(NamedTuple):
+    """A weight [rows] and weight x [rows, width] by their addresses; backward the cotangent of the latter and d_weight."""
+
+    weight: int
+    product: int
+    d_weight: int
+
+
+class Rows(NamedTuple):
+    """Operands of `build_scaled`: addresses of x and d_x [rows, width], and the weights, of one weight twice the same; what a
+    kernel does not have is 0."""
+
+    x: int
+    d_x: int
+    first: Weighed
+    second: Weighed
+
+
+def build_scaled(dtype: str, width: int, num_weights: int, backward: bool) -> Callable[..., None]:
+    """kernel(operands, start, stop), for rows start .. stop - 1: product_k = weight_k x, or backward
+
+    d_x = sum_k weight_k d_product_k,   d_weight_k = <d_product_k, x>.
+    """
+
+    @simd(dtype, register_lanes(dtype))
+    def run(emit: Emitter, operands: Any, start: Any, count: Any) -> None:
+        x, d_x = (emit.pointer(address, dtype) for address in operands[:2])
+        weighed = [[emit.pointer(address, dtype) for address in each] for each in operands[2 : 2 + num_weights]]
+        for i in emit.blocks(count):
+            at = emit.at(start, i)
+            columns, pulled = emit.load_columns(x, emit.times(at, width), width), []
+            for weight, product, d_weight in weighed:
+                factor = emit.load(weight, at)
+                if not backward:
+                    emit.store_columns(product, emit.times(at, width), [emit.mul(column, factor) for column in columns])
+                    continue
+                cotangent = emit.load_columns(product, emit.times(at, width), width)
+                emit.store(d_weight, at, emit.dot(cotangent, columns))
+                if pulled:
+                    pulled = [emit.fma(column, factor, total) for column, total in zip(cotangent, pulled)]
+                else:
+                    pulled = [emit.mul(column, factor) for column in cotangent]
+            if backward:
+                emit.store_columns(d_x, emit.times(at, width), pulled)
+
+    def kernel(operands, start, stop):
+        run(operands, start, stop - start)
 
     return kernel
