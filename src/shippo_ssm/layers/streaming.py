@@ -86,7 +86,7 @@ class StreamingLayer(nn.Module):
         values = torch.where(present, values, 0.0)
         # The first sample, and one after a missing one, is held over its step.
         before = torch.cat([values[:, :1], torch.where(present[:, :-1], values[:, :-1], values[:, 1:])], 1)
-        cut = cut_long_steps(self.measure, times)
+        cut = cut_long_steps(self.measure, times, steps)
         if cut is not None:
             which, begin, end = cut
             steps = steps[:, which] * (end - begin)

@@ -11,7 +11,6 @@ cached by the value of dt for a stationary measure, and computed for a block of 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 from functools import lru_cache
 from itertools import pairwise
 from typing import Any
@@ -59,25 +58,27 @@ def begins(measure: Measure, times: Array) -> Array:
     return (times[:, :-1] == 0) & (times[:, 1:] > 0) & (times[:, 1:] <= (0.0 if measure.closes else measure._memory()))
 
 
-def pieces(times: Array, size: int) -> Iterator[slice]:
+def pieces(times: Array, size: int) -> list[slice]:
     """Slices of at most `size` steps of times [B, T + 1]; the first step of a row in time stands alone."""
-    length = times.shape[1] - 1
-    first = np.array([], int) if times[:, 0].all() else np.flatnonzero(((times[:, :-1] == 0) & (times[:, 1:] > 0)).any(0))
-    for begin, end in pairwise(sorted({0, *first.tolist(), *(first + 1).tolist(), length})):
-        yield from (slice(at, min(at + size, end)) for at in range(begin, end, size))
+    edges = {0, times.shape[1] - 1}
+    if not times[:, 0].all():
+        first = np.flatnonzero(((times[:, :-1] == 0) & (times[:, 1:] > 0)).any(0))
+        edges.update(first.tolist(), (first + 1).tolist())
+    return [slice(i, min(i + size, end)) for begin, end in pairwise(sorted(edges)) for i in range(begin, end, size)]
 
 
-def cut_long_steps(measure: Measure, times: Array) -> tuple[Array, Array, Array] | None:
-    """Which step of times [B, T + 1] each part [S] belongs to, and the fractions where the part begins and ends [B, S].
+def cut_long_steps(measure: Measure, times: Array, spans: Array) -> tuple[Array, Array, Array] | None:
+    """Cut long steps `spans` [B, T] of times [B, T + 1] into parts [S]: whose they are, and their begins and ends [B, S].
 
-    `None` if no step is longer than the memory. A row that begins in a step that is long for another moves in the last part.
+    Begins and ends are fractions of the step. `None` if no step is longer than the memory. A row that begins in a step that
+    is long for another row moves in the last part.
     """
-    spans, found = np.diff(times, axis=1), []
-    if not (spans > measure._memory()).any():
+    longest, found = measure._memory(), []
+    if not spans.size or spans.max() <= longest:
         return None
     for index, span in enumerate(spans.T):
         cuts = measure.parts(span).copy()
-        cuts[(times[:, index] == 0) & (span <= measure._memory()), :-1] = 0.0
+        cuts[(times[:, index] == 0) & (span <= longest), :-1] = 0.0
         found.append((np.full(cuts.shape[1] - 1, index), cuts[:, :-1], cuts[:, 1:]))
     which, begin, end = zip(*found)
     return np.concatenate(which), np.concatenate(begin, axis=1), np.concatenate(end, axis=1)
@@ -291,17 +292,17 @@ class StreamingMemory:
         steps = steps.reshape(self._rows, length)
         turns = None if turns is None else turns.reshape(self._rows, length, *turns.shape[len(lead) :])
         times = self._times(steps)
-        cut = cut_long_steps(self.measure, times)
+        cut = cut_long_steps(self.measure, times, steps)
         if cut is not None:
             values, steps, turns = self._cut(values, steps, turns, kind, *cut)
             times = self._times(steps)
         states = np.empty((*steps.shape, self.channels, self.measure.N)) if return_all_states else None
         for part in pieces(times, _BLOCK):
-            block = None if states is None else np.empty_like(states[:, part])
+            found = None if states is None else np.empty_like(states[:, part])
             grid = times[:, part.start : part.stop + 1]
-            self._advance(values[:, part], grid, steps[:, part], kind, None if turns is None else turns[:, part], block)
+            self._advance(values[:, part], grid, steps[:, part], kind, None if turns is None else turns[:, part], found)
             if states is not None:
-                states[:, part] = block
+                states[:, part] = found
         if states is not None and cut is not None:
             states = states[:, np.searchsorted(cut[0], np.arange(length), side="right") - 1]
         return None if states is None else self._out(np.swapaxes(states if len(lead) > len(batch) else states[:, 0], -1, -2))
@@ -386,9 +387,10 @@ class StreamingMemory:
             factors = expm(scale[..., None, None] * turns[:, :, None])
         turning = kind if kind in ("none", "vector") else "factors"
         scratch = np.empty(len(values) * (width * width + self.channels * operators.shape[1]))
+        # Samples of several streams of one channel are strided, and `reshape` keeps that.
+        values = np.ascontiguousarray(values)
         arrays = (self._state, self._last, values, nodes if factors is None else factors, operators, nodes, scratch, states)
-        # A part of several streams of one channel is strided, and stays so in `reshape`.
-        flat = [None if array is None else np.ascontiguousarray(array).reshape(-1) for array in arrays]
+        flat = [None if array is None else array.reshape(-1) for array in arrays]
         sizes = steps.shape[1], self.measure.N, self.channels, len(nodes) - 1
         operands = StreamOperands._make([*flat, index, *sizes])
         launch(streaming_update, len(values), operands, turning=turning, width=width)
@@ -397,7 +399,7 @@ class StreamingMemory:
     def _operators(self, times: Array, steps: Array) -> tuple[Array, Array]:
         """`block_operators`, from the cache where all steps are one, or where the next ones are known."""
         first, rows = float(steps[0, 0]), steps.size
-        if not times[:, 0].all() and begins(self.measure, times).any():
+        if not (self.measure.closes or times[:, 0].all()) and begins(self.measure, times).any():
             return block_operators(self.measure, times, steps)
         if self.measure.stationary:
             if rows == 1 or np.abs(steps - first).max() <= _ROUNDING * first:
