@@ -49,7 +49,7 @@ class FlaShippo(nn.Module):
             attention_mask: [B, T] or, with a cache, [B, all positions so far], of 0 and 1.
             past_key_values: an fla cache to continue from and to update.
             use_cache, output_attentions: accepted and ignored; a cache that is passed is always updated.
-            kwargs: `cu_seqlens` is used.
+            kwargs: `cu_seqlens` and `dt` [B, T] are used.
         """
         length, state = hidden_states.shape[1], None
         if past_key_values is not None:
@@ -60,7 +60,8 @@ class FlaShippo(nn.Module):
                 conv, controller = held["conv_state"]
                 state = ShippoState(conv, CellState(*held["recurrent_state"]), controller)
         mask = None if attention_mask is None else attention_mask[:, -length:]
-        o, after = self.mixer(hidden_states, state, attention_mask=mask, cu_seqlens=kwargs.get("cu_seqlens"), output_state=True)
+        told = {name: kwargs.get(name) for name in ("cu_seqlens", "dt")}
+        o, after = self.mixer(hidden_states, state, attention_mask=mask, output_state=True, **told)
         if past_key_values is not None:
             windows, cell = (after.conv, after.controller), tuple(after.cell)
             past_key_values.update(recurrent_state=cell, conv_state=windows, layer_idx=self.layer_idx, offset=length)

@@ -449,6 +449,7 @@ class ShippoModel(ShippoPreTrainedModel):
             inputs_embeds: [B, T, hidden_size].
             use_cache: whether to return a cache; default outside training only.
             time_deltas: [B, T] times since the previous position, `dt` of `Mixer.forward`; attention layers do not use them.
+                In `generate` those of the prompt, and of as many new tokens as are known; the rest are 1.
             group: a process group whose ranks hold parts of the sequence, as in `Mixer.forward`; every rank passes its own
                 `input_ids`, mask and times, and the same `cu_seq_lens_q` and cache.
             kwargs: `output_hidden_states` (True or a list of layers), for the hidden states before every layer and after the
@@ -621,6 +622,21 @@ class ShippoForCausalLM(ShippoPreTrainedModel, GenerationMixin):
         return CausalLMOutputWithPast(
             loss=loss, logits=logits, past_key_values=outputs.past_key_values, hidden_states=outputs.hidden_states
         )
+
+    def prepare_inputs_for_generation(
+        self, input_ids: Tensor, inputs_embeds: Any = None, time_deltas: Tensor | None = None, **kwargs: Any
+    ) -> dict[str, Any]:
+        """Cut `time_deltas` to the positions that run next."""
+        # The library annotates `self` with a protocol that a model need not have.
+        parent: Any = super()
+        inputs = parent.prepare_inputs_for_generation(input_ids, inputs_embeds=inputs_embeds, **kwargs)
+        if time_deltas is not None:
+            ids, cache = inputs["input_ids"], inputs.get("past_key_values")
+            start = 0 if cache is None else int(cache.get_seq_length())
+            stop = start + (inputs["inputs_embeds"] if ids is None else ids).shape[1]
+            missing = max(0, stop - time_deltas.shape[1])
+            inputs["time_deltas"] = nn.functional.pad(time_deltas, (0, missing), value=1.0)[:, start:stop]
+        return inputs
 
     def init_continuous_batching(self, *args: Any, **kwargs: Any) -> NoReturn:
         """Refuse: continuous batching pages keys and values, which a recurrent model does not have."""

@@ -56,7 +56,10 @@ class MambaShippo(nn.Module):
         self.mixer = Shippo(d_model, layer_idx=layer_idx, **options)
 
     def forward(self, hidden_states: Tensor, inference_params: Any = None, **kwargs: Any) -> Tensor:
-        """y [B, T, d_model]; with `inference_params`, create the layer's cache or continue from it (`seqlen_offset` > 0)."""
+        """y [B, T, d_model]; with `inference_params`, create the layer's cache or continue from it (`seqlen_offset` > 0).
+
+        `kwargs` are those of `Shippo.forward`, such as `dt` [B, T].
+        """
         if inference_params is None:
             return self.mixer(hidden_states, **kwargs)
         if self.layer_idx is None:
@@ -66,12 +69,14 @@ class MambaShippo(nn.Module):
             caches[self.layer_idx] = self.allocate_inference_cache(hidden_states.shape[0], 0)
         conv_state, ssm_state = caches[self.layer_idx]
         state = self._load(conv_state, ssm_state) if inference_params.seqlen_offset > 0 else None
-        return self._run(hidden_states, state, conv_state, ssm_state)
+        return self._run(hidden_states, state, conv_state, ssm_state, **kwargs)
 
-    def step(self, hidden_states: Tensor, conv_state: Tensor, ssm_state: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """One position [B, 1, d_model]; returns y [B, 1, d_model] and the two cache tensors, updated in place."""
+    def step(
+        self, hidden_states: Tensor, conv_state: Tensor, ssm_state: Tensor, dt: Tensor | None = None
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """One position [B, 1, d_model], `dt` [B, 1]; y [B, 1, d_model] and the two cache tensors, updated in place."""
         state = self._load(conv_state, ssm_state)
-        return self._run(hidden_states, state, conv_state, ssm_state), conv_state, ssm_state
+        return self._run(hidden_states, state, conv_state, ssm_state, dt=dt), conv_state, ssm_state
 
     def allocate_inference_cache(
         self, batch_size: int, max_seqlen: int, dtype: torch.dtype | None = None, **kwargs: Any
@@ -81,8 +86,8 @@ class MambaShippo(nn.Module):
         conv_state = state.conv.mT if dtype is None else state.conv.mT.to(dtype)
         return conv_state.detach().clone(), self._pack(state.cell)
 
-    def _run(self, u: Tensor, state: ShippoState | None, conv_state: Tensor, ssm_state: Tensor) -> Tensor:
-        y, after = self.mixer(u, state, output_state=True)
+    def _run(self, u: Tensor, state: ShippoState | None, conv_state: Tensor, ssm_state: Tensor, **kwargs: Any) -> Tensor:
+        y, after = self.mixer(u, state, output_state=True, **kwargs)
         conv_state.copy_(after.conv.detach().mT)
         ssm_state.copy_(self._pack(after.cell))
         return y

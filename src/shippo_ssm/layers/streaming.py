@@ -16,7 +16,7 @@ from shippo_ssm._expect import expect_size
 from shippo_ssm.actions import expm
 from shippo_ssm.projection import Measure
 from shippo_ssm.projection._numerics import gauss
-from shippo_ssm.projection.streaming import block_operators
+from shippo_ssm.projection.streaming import block_operators, cut_long_steps, pieces
 from shippo_ssm.scan import block_affine_scan
 
 
@@ -56,8 +56,10 @@ class StreamingLayer(nn.Module):
             dt: [B, T] or [T], or a number: time since the previous sample; default 1 / rate. No gradient.
             turn: motion since the previous sample: rotation vectors [B, T, 3], or logarithms of step matrices [B, T, w, w].
         """
-        if sample.ndim != 3 or sample.shape[-1] != self.channels:
-            raise ValueError(f"StreamingLayer: `sample` has shape {tuple(sample.shape)}; expected [B, T, {self.channels}]")
+        if sample.ndim != 3 or sample.shape[-1] != self.channels or not sample.shape[1]:
+            raise ValueError(
+                f"StreamingLayer: `sample` has shape {tuple(sample.shape)}; expected [B, T, {self.channels}], T >= 1"
+            )
         lead = sample.shape[:2]
         if dt is None and self.rate is None:
             raise ValueError("StreamingLayer: `dt` is missing; expected the time since the previous sample; or pass rate=")
@@ -84,15 +86,22 @@ class StreamingLayer(nn.Module):
         values = torch.where(present, values, 0.0)
         # The first sample, and one after a missing one, is held over its step.
         before = torch.cat([values[:, :1], torch.where(present[:, :-1], values[:, :-1], values[:, 1:])], 1)
+        cut = cut_long_steps(self.measure, times, steps)
+        if cut is not None:
+            which, begin, end = cut
+            steps = steps[:, which] * (end - begin)
+            times = np.cumsum(np.concatenate([np.zeros((lead[0], 1)), steps], axis=1), axis=1)
+            low, high = (torch.from_numpy(share).to(values)[..., None, None] for share in (begin, end))
+            first, second, present = before[:, which], values[:, which], present[:, which]
+            before, values = (first + share * (second - first) for share in (low, high))
+            generator = None if generator is None else (high - low) * generator[:, which]
         state, found = None, []
-        # The step from time 0 has operators of its own.
-        for part in (slice(0, 1), slice(1, None)):
-            if values[:, part].shape[1]:
-                tensors = (None if tensor is None else tensor[:, part] for tensor in (before, values, generator, present))
-                grid = times[:, :2] if part.stop else times[:, 1:]
-                found.append(self._block(grid, steps[:, part], state, *tensors))
-                state = found[-1][:, :, -1]
-        return torch.cat(found, 2).permute(0, 2, 3, 1, 4).flatten(-2)
+        for part in pieces(times, steps.shape[1]):
+            tensors = (None if tensor is None else tensor[:, part] for tensor in (before, values, generator, present))
+            found.append(self._block(times[:, part.start : part.stop + 1], steps[:, part], state, *tensors))
+            state = found[-1][:, :, -1]
+        states = torch.cat(found, 2).permute(0, 2, 3, 1, 4).flatten(-2)
+        return states if cut is None else states[:, np.searchsorted(cut[0], np.arange(lead[1]), side="right") - 1]
 
     def _block(self, times: Any, steps: Any, state: Tensor | None, before: Any, now: Any, turn: Any, present: Any) -> Tensor:
         """States [B, G, T, N, w] of a block, G sensors."""

@@ -233,7 +233,8 @@ class SequenceModel(nn.Module):
         """One position: `inputs`, `dt` and logits without the T dimension. `in_place` allows to overwrite `states`."""
         segment = IN_PLACE if in_place else WHOLE
         if dt is not None:
-            segment = check_segment(self, inputs.unsqueeze(1), dt=dt.unsqueeze(1))._replace(in_place=in_place)
+            times = dt.unsqueeze(1) if isinstance(dt, Tensor) else dt
+            segment = check_segment(self, inputs.unsqueeze(1), dt=times)._replace(in_place=in_place)
         logits, after = self(inputs.unsqueeze(1), states, segment=segment, output_state=True)
         return logits if self.config.pool else logits.squeeze(1), after
 

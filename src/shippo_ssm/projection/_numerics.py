@@ -25,15 +25,17 @@ def expm(generator: Array) -> Array:
     eye = np.eye(width)
     if generator.size == 0:
         return np.zeros_like(generator)
-    norm = float(np.abs(generator).sum(axis=-2).max())
-    squarings = max(0, math.ceil(math.log2(norm / _TAYLOR_RADIUS))) if norm > _TAYLOR_RADIUS else 0
-    scaled = generator / 2.0**squarings
+    # By matrix: squaring a small one as often as a large one beside it would cost digits.
+    norm = np.abs(generator).sum(axis=-2).max(axis=-1)
+    squarings = np.ceil(np.log2(np.maximum(norm / _TAYLOR_RADIUS, 1.0))).astype(int)
+    scaled = generator / np.exp2(squarings)[..., None, None]
     # Horner: I + X (I + X/2 (I + X/3 (...))).
     result = eye + scaled / _TAYLOR_DEGREE
     for degree in range(_TAYLOR_DEGREE - 1, 0, -1):
         result = eye + (scaled @ result) / degree
-    for _ in range(squarings):
-        result = result @ result
+    for done in range(squarings.max()):
+        again = squarings > done
+        result[again] = result[again] @ result[again]
     return result
 
 

@@ -92,7 +92,7 @@ class Measure(ABC):
 
     @abstractmethod
     def resolution(self, start: Array, stop: Array) -> float:
-        """About how many half waves psi(stop, .) makes on the widest of the steps [start, stop]."""
+        """About how many half waves psi(stop, .) makes on the widest of the steps [start, stop], no longer than the memory."""
 
     def basis(self, t: float, tau: Any) -> Array:
         """Phi_t(tau) [.., N] for tau in [0, t]; 0 where the weight is 0."""
@@ -143,6 +143,20 @@ class Measure(ABC):
     def _memory(self) -> float:
         """An age beyond which the weighted basis is negligible."""
         return math.inf
+
+    def parts(self, spans: Array) -> Array:
+        """Fractions 0 .. 1 that cut steps of the lengths `spans` [..] into parts no longer than the memory: [.., m + 1].
+
+        Whatever is written in the first part of a longer step is forgotten at its end.
+        """
+        longest = self._memory()
+        if not (spans > longest).any():
+            return np.broadcast_to([0.0, 1.0], (*spans.shape, 2))
+        # A window that does not close forgets by and by.
+        kept = np.minimum(spans, longest if self.closes else 64 * longest)
+        rest = np.linspace(1, 0, math.ceil(kept.max() / longest) + 1)
+        cuts = 1 - (kept / np.maximum(spans, 1e-300))[..., None] * rest
+        return np.concatenate([np.zeros_like(cuts[..., :1]), cuts], axis=-1)
 
 
 @dataclass(frozen=True)
@@ -229,7 +243,7 @@ class LagT(Measure):
         return np.where(shift >= 0, column[..., np.maximum(shift, 0)], 0.0)
 
     def resolution(self, start: Array, stop: Array) -> float:
-        return math.sqrt(self.N * float(np.max(stop - start)))
+        return math.sqrt(self.N * min(self._memory(), float(np.max(stop - start))))
 
 
 @dataclass(frozen=True)
@@ -322,4 +336,5 @@ class Fourier(_Window):
         return 2 * super().B(t)
 
     def resolution(self, start: Array, stop: Array) -> float:
-        return self.N * min(1.0, float(np.max(stop - start)) / self.theta)
+        # Waves take more nodes than polynomials.
+        return 2 + 2 * self.N * min(1.0, float(np.max(stop - start)) / self.theta)

@@ -66,11 +66,14 @@ def _sources(measure: Measure, transport: Transport | None, signal: Signal | _He
 
     Three Gauss points per step give order 6; a step that is coarse for the basis takes more, plus `extra`.
     """
-    count, size = len(grid), grid.shape[1] - 1
+    spans = np.diff(grid, axis=1)
+    cuts = measure.parts(spans)
+    if len(grid) > 1 and cuts.shape[-1] > 2:
+        # Rows with a step longer than the memory have many nodes.
+        return np.concatenate([_sources(measure, transport, signal, row[None], extra) for row in grid])
+    edges = np.concatenate([(grid[:, :-1, None] + spans[..., None] * cuts[..., :-1]).reshape(len(grid), -1), grid[:, -1:]], 1)
     order = max(3, 1 + math.ceil(measure.resolution(grid[:, :-1], grid[:, 1:]))) + extra
-    nodes, weights = (
-        np.stack(parts).reshape(count, size * order) for parts in zip(*(gauss_panels(row, order) for row in grid))
-    )
+    nodes, weights = (np.stack(parts).reshape(len(grid), -1) for parts in zip(*(gauss_panels(row, order) for row in edges)))
     stop = np.broadcast_to(grid[:, -1:], nodes.shape)
     values = signal(nodes.ravel()).reshape(*nodes.shape, -1)
     if transport is not None:

@@ -53,26 +53,54 @@ def step_operators(measure: Measure, start: Array, stop: Array, order: int | Non
     return operators
 
 
-def starts(measure: Measure, times: Array) -> bool:
-    """Whether times [B, T + 1] begin at 0 with a step inside the window of a measure that does not close."""
-    return not measure.closes and not times[:, 0].any() and 0 < times[:, 1].max() <= measure._memory()
+def begins(measure: Measure, times: Array) -> Array:
+    """Which steps of times [B, T + 1] begin at 0 and end inside the window of a measure that does not close: [B, T]."""
+    return (times[:, :-1] == 0) & (times[:, 1:] > 0) & (times[:, 1:] <= (0.0 if measure.closes else measure._memory()))
+
+
+def pieces(times: Array, size: int) -> list[slice]:
+    """Slices of at most `size` steps of times [B, T + 1]; the first step of a row in time stands alone."""
+    edges = {0, times.shape[1] - 1}
+    if not times[:, 0].all():
+        first = np.flatnonzero(((times[:, :-1] == 0) & (times[:, 1:] > 0)).any(0))
+        edges.update(first.tolist(), (first + 1).tolist())
+    return [slice(i, min(i + size, end)) for begin, end in pairwise(sorted(edges)) for i in range(begin, end, size)]
+
+
+def cut_long_steps(measure: Measure, times: Array, spans: Array) -> tuple[Array, Array, Array] | None:
+    """Cut long steps `spans` [B, T] of times [B, T + 1] into parts [S]: whose they are, and their begins and ends [B, S].
+
+    Begins and ends are fractions of the step. `None` if no step is longer than the memory. A row that begins in a step that
+    is long for another row moves in the last part.
+    """
+    longest, found = measure._memory(), []
+    if not spans.size or spans.max() <= longest:
+        return None
+    for index, span in enumerate(spans.T):
+        cuts = measure.parts(span).copy()
+        cuts[(times[:, index] == 0) & (span <= longest), :-1] = 0.0
+        found.append((np.full(cuts.shape[1] - 1, index), cuts[:, :-1], cuts[:, 1:]))
+    which, begin, end = zip(*found)
+    return np.concatenate(which), np.concatenate(begin, axis=1), np.concatenate(end, axis=1)
 
 
 def block_operators(measure: Measure, times: Array, steps: Array) -> tuple[Array, Array]:
-    """The operators [K, N + q, N] of all distinct steps [B, T] of times [B, T + 1], and which is whose [B T].
+    """The operators [K, N + q, N] of all distinct steps [B, T] of a piece of times [B, T + 1], and which is whose [B T].
 
-    A step from time 0 must be a block of its own: there `evolve` has the projection, and the window forgets nothing yet.
+    A row that begins inside the window has there what `evolve` has, the projection: nothing is forgotten yet.
     """
     start, stop = times[:, :-1], times[:, 1:]
-    if starts(measure, times):
+    new = begins(measure, times)
+    if new.any():
+        assert steps.shape[1] == 1
         nodes, weights = gauss(num_nodes(measure, start, stop) + 4)
-        operators = step_operators(measure, start[:, 0], stop[:, 0], len(nodes))
-        operators[:, measure.N :] = measure._psi(stop, stop * nodes) * (stop * weights)[..., None]
+        operators, stop = step_operators(measure, start[:, 0], stop[:, 0], len(nodes)), stop[new[:, 0]]
+        operators[new[:, 0], measure.N :] = measure._psi(stop, stop * nodes) * (stop * weights)[..., None]
         return operators, np.arange(len(times))
     if measure.stationary:
         # Differences of time stamps vary by rounding: equal to thirteen digits is equal.
-        quantum = _ROUNDING * max(float(steps.max()), 1e-300)
-        _, where, index = np.unique(np.round(steps.ravel() / quantum), return_index=True, return_inverse=True)
+        mantissa, exponent = np.frexp(steps.ravel())
+        _, where, index = np.unique(np.ldexp(np.round(mantissa, 13), exponent), return_index=True, return_inverse=True)
         return step_operators(measure, np.zeros(len(where)), steps.ravel()[where]), index
     if (times == times[0]).all():
         return step_operators(measure, start[0], stop[0]), np.tile(np.arange(len(start[0])), len(times))
@@ -263,15 +291,45 @@ class StreamingMemory:
         length = values.shape[1]
         steps = steps.reshape(self._rows, length)
         turns = None if turns is None else turns.reshape(self._rows, length, *turns.shape[len(lead) :])
-        states = np.empty((self._rows, length, self.channels, self.measure.N)) if return_all_states else None
-        # A step from time 0 is its own block: see `_operators`.
-        edges = [0, *range(0 if self._time.any() else 1, length, _BLOCK), length]
-        for part in (slice(begin, end) for begin, end in pairwise(edges) if begin < end):
-            block = None if states is None else np.empty_like(states[:, part])
-            self._advance(values[:, part], steps[:, part], kind, None if turns is None else turns[:, part], block)
+        times = self._times(steps)
+        cut = cut_long_steps(self.measure, times, steps)
+        if cut is not None:
+            values, steps, turns = self._cut(values, steps, turns, kind, *cut)
+            times = self._times(steps)
+        states = np.empty((*steps.shape, self.channels, self.measure.N)) if return_all_states else None
+        for part in pieces(times, _BLOCK):
+            found = None if states is None else np.empty_like(states[:, part])
+            grid = times[:, part.start : part.stop + 1]
+            self._advance(values[:, part], grid, steps[:, part], kind, None if turns is None else turns[:, part], found)
             if states is not None:
-                states[:, part] = block
+                states[:, part] = found
+        if states is not None and cut is not None:
+            states = states[:, np.searchsorted(cut[0], np.arange(length), side="right") - 1]
         return None if states is None else self._out(np.swapaxes(states if len(lead) > len(batch) else states[:, 0], -1, -2))
+
+    def _times(self, steps: Array) -> Array:
+        """The times [B, T + 1] between which steps [B, T] lie."""
+        return np.cumsum(np.concatenate([self._time[:, None], steps], axis=1), axis=1)
+
+    def _width(self, turns: Array | None) -> int:
+        """How many channels turn together."""
+        return turns.shape[-1] if turns is not None else 1 if self._transport is None else self._transport.width
+
+    def _cut(
+        self, values: Array, steps: Array, turns: Array | None, kind: str, which: Array, begin: Array, end: Array
+    ) -> tuple[Array, Array, Array | None]:
+        """Samples, steps and turns at the end of each part of the steps; see `cut_long_steps`."""
+        before = np.concatenate([self._last[:, None], values[:, :-1]], axis=1)
+        sensors = before.reshape(*before.shape[:2], -1, self._width(turns))
+        # As the kernel does: a sensor that was missing is held over its step.
+        held = np.isnan(sensors.sum(-1, keepdims=True)) & np.ones(sensors.shape[-1], bool)
+        before = np.where(held.reshape(before.shape), values, before)
+        values = (1 - end[..., None]) * before[:, which] + end[..., None] * values[:, which]
+        share = end - begin
+        if turns is not None:
+            turns = turns[:, which]
+            turns = turns if kind == "rate" else turns * share.reshape(*share.shape, *[1] * (turns.ndim - 2))
+        return values, steps[:, which] * share, turns
 
     def _steps(self, dt: Any, lead: tuple[int, ...]) -> Array:
         """dt as an array of the shape `lead`."""
@@ -311,15 +369,14 @@ class StreamingMemory:
         found = step_logarithm(turns)
         return ("vector" if found.ndim < turns.ndim else "step"), found
 
-    def _advance(self, values: Array, steps: Array, kind: str, turns: Array | None, states: Array | None) -> None:
-        """One block: values [B, T, d], steps [B, T]; fills `states` [B, T, d, N]."""
+    def _advance(self, values: Array, times: Array, steps: Array, kind: str, turns: Array | None, states: Array | None) -> None:
+        """One block: values [B, T, d], times [B, T + 1], steps [B, T]; fills `states` [B, T, d, N]."""
         # Loads on first use: the package needs neither torch nor a compiler.
         from shippo_ssm.engine.run import launch
 
-        times = np.cumsum(np.concatenate([self._time[:, None], steps], axis=1), axis=1)
         operators, index = self._operators(times, steps)
         nodes = _nodes(operators.shape[1] - self.measure.N)
-        factors, width = turns, 3 if kind == "vector" else 1
+        factors, width = turns, self._width(turns)
         if kind == "transport":
             assert self._transport is not None
             start, stop = times[:, :-1, None], times[:, 1:, None]
@@ -328,21 +385,21 @@ class StreamingMemory:
             assert turns is not None
             scale = (1 - nodes) * (steps[..., None] if kind == "rate" else 1.0)
             factors = expm(scale[..., None, None] * turns[:, :, None])
-        if kind not in ("none", "vector"):
-            assert factors is not None
-            kind, width = "factors", factors.shape[-1]
+        turning = kind if kind in ("none", "vector") else "factors"
         scratch = np.empty(len(values) * (width * width + self.channels * operators.shape[1]))
+        # Samples of several streams of one channel are strided, and `reshape` keeps that.
+        values = np.ascontiguousarray(values)
         arrays = (self._state, self._last, values, nodes if factors is None else factors, operators, nodes, scratch, states)
         flat = [None if array is None else array.reshape(-1) for array in arrays]
         sizes = steps.shape[1], self.measure.N, self.channels, len(nodes) - 1
         operands = StreamOperands._make([*flat, index, *sizes])
-        launch(streaming_update, len(values), operands, turning=kind, width=width)
-        self._time = times[:, -1]
+        launch(streaming_update, len(values), operands, turning=turning, width=width)
+        self._time = times[:, -1].copy()
 
     def _operators(self, times: Array, steps: Array) -> tuple[Array, Array]:
         """`block_operators`, from the cache where all steps are one, or where the next ones are known."""
         first, rows = float(steps[0, 0]), steps.size
-        if starts(self.measure, times):
+        if not (self.measure.closes or times[:, 0].all()) and begins(self.measure, times).any():
             return block_operators(self.measure, times, steps)
         if self.measure.stationary:
             if rows == 1 or np.abs(steps - first).max() <= _ROUNDING * first:

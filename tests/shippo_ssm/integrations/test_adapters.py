@@ -80,6 +80,25 @@ def test_a_mamba_stack_decodes_from_its_cache(allocated):
     assert before == [id(part) for cache in params.key_value_memory_dict.values() for part in cache]
 
 
+@pytest.mark.works_with("mamba_ssm's calls")
+def test_both_take_the_times_of_samples():
+    u, dt = torch.randn(2, 5, 8, dtype=torch.float64), 2 * torch.rand(2, 5, dtype=torch.float64)
+    mamba, fla = MambaShippo(8, layer_idx=0, **OPTIONS), FlaShippo(8, layer_idx=0, **OPTIONS)
+    whole = mamba(u, dt=dt)
+    assert (whole - mamba(u)).abs().max() > 1e-3
+    with torch.no_grad():
+        params = InferenceParams(5, 2)
+        parts = [mamba(u[:, :3], params, dt=dt[:, :3])]
+        params.seqlen_offset = 3
+        parts.append(mamba(u[:, 3:4], params, dt=dt[:, 3:4]))
+        parts.append(mamba.step(u[:, 4:], *params.key_value_memory_dict[0], dt=dt[:, 4:])[0])
+    assert (torch.cat(parts, 1) - whole).abs().max() < 1e-9
+    cache, whole = FlaCache(), fla(u, dt=dt)[0]
+    assert (whole - fla(u)[0]).abs().max() > 1e-3
+    parts = [fla(u[:, cut], past_key_values=cache, dt=dt[:, cut])[0] for cut in (slice(0, 3), slice(3, 5))]
+    assert (torch.cat(parts, 1) - whole).abs().max() < 1e-9
+
+
 def test_mamba_steps_write_the_two_tensors():
     layer = MambaShippo(8, write_rank=2, **OPTIONS)
     u = torch.randn(2, 5, 8, dtype=torch.float64)

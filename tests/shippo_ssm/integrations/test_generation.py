@@ -134,6 +134,32 @@ def test_assistants_propose_what_a_hybrid_checks(prompt):
 
 
 @pytest.mark.works_with("Generation")
+@pytest.mark.parametrize("options", [{}, HYBRID], ids=["pure", "hybrid"])
+@pytest.mark.filterwarnings("ignore")
+def test_times_of_the_prompt_and_of_what_follows(options):
+    """Tokens without a time are one apart; every way to read and cache the prompt gives the same."""
+    model: Any = make_model(**options)
+    ids, mask = batch()
+    for known in (7, 10):
+        times = torch.rand(3, known) * 3
+        every = torch.cat([times, torch.ones(3, 13 - known)], 1)
+        found = generate(model, ids, mask, time_deltas=times, do_sample=False, **NEW)
+        for step in range(6):
+            seen, at = found[:, : 7 + step], torch.cat([mask, mask.new_ones(3, step)], 1)
+            with torch.no_grad():
+                logits = model(seen, attention_mask=at, time_deltas=every[:, : 7 + step], use_cache=False).logits[:, -1]
+            logits[:, model.config.eos_token_id] = -torch.inf
+            assert torch.equal(logits.argmax(-1), found[:, 7 + step])
+        for way in ({"use_cache": False}, {"prefill_chunk_size": 3}, {"cache_implementation": "static"}):
+            assert torch.equal(generate(model, ids, mask, time_deltas=times, do_sample=False, **way, **NEW), found), way
+        one = {"time_deltas": times[2:], "do_sample": False, **NEW}
+        assert torch.equal(generate(model, ids[2:], mask[2:], prompt_lookup_num_tokens=2, **one), found[2:])
+        embedded = {"inputs_embeds": model.get_input_embeddings()(ids), "attention_mask": mask}
+        assert torch.equal(model.generate(**embedded, time_deltas=times, do_sample=False, **NEW), found[:, 7:])
+    assert not torch.equal(generate(model, ids, mask, do_sample=False, **NEW), found)
+
+
+@pytest.mark.works_with("Generation")
 @pytest.mark.parametrize("implementation", ["eager", "sdpa"])
 def test_a_hybrid_ignores_padding_and_continues_its_cache(implementation):
     model = make_model(attention_every=2)

@@ -21,6 +21,12 @@ def test_equals_the_streaming_memory(measure):
         wanted = memory.update(sample, given, turned, return_all_states=True)
         found = layer(torch.tensor(sample), given, None if turned is None else torch.tensor(turned))
         assert np.abs(found.numpy() - wanted).max() < 1e-12
+    # No time before the first samples, and gaps longer than the memory.
+    late = dt.copy()
+    late[0, 0], late[1, :3], late[0, 20], late[1, 30] = 0.0, 0.0, 7.0, 300.0
+    memory = StreamingMemory(measure, 6, batch_size=2)
+    wanted = memory.update(sample, late, turn, return_all_states=True)
+    assert np.abs(layer(torch.tensor(sample), late, torch.tensor(turn)).numpy() - wanted).max() < 1e-12
     single = layer(torch.tensor(sample).float(), dt, torch.tensor(turn).float())
     assert single.dtype == torch.float32
     memory = StreamingMemory(measure, 6, batch_size=2)
@@ -47,6 +53,7 @@ def test_wrong_use_is_refused():
     for arguments in (
         (sample,),
         (sample[0], 0.1),
+        (sample[:, :0], 0.1),
         (sample, -0.1),
         (sample, 0.1, torch.zeros(2, 5, 2)),
         (sample, 0.1, torch.zeros(2, 5, 2, 2)),

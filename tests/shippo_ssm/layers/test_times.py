@@ -1,12 +1,14 @@
 """Times between samples: a factor of every step, the same in every way of running."""
 
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
 
 from shippo_ssm.layers import Bidirectional, Block, Shippo, ShippoBackbone, decode, lift, states
 from shippo_ssm.layers.mixer import Segment
-from shippo_ssm.models import GRUMixer, LSTMMixer
+from shippo_ssm.models import GRUMixer, LSTMMixer, SequenceConfig, SequenceModel
 
 LIFTS = ["legs", "legt", "s4d"]
 
@@ -125,6 +127,39 @@ def test_the_decode_kernels_take_times(options, monkeypatch):
     _, every = layer(u, None, Segment(return_all_states=True, dt=dt), output_state=True)
     assert len(calls) == 6
     torch.testing.assert_close(every.cell.memory[-1], state.cell.memory, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("backend", ["associative", "chunked", "fused"])
+def test_all_backends_take_times(tools, backend):
+    layers = [Shippo(16, d_state=8, backend=name, dtype=torch.float64) for name in (backend, "reference")]
+    layers[0].load_state_dict(layers[1].state_dict())
+    u, dt = torch.randn(2, 21, 16, dtype=torch.float64), irregular(2, 21)
+    dt[:, 5] = 0
+    times = [dt.clone().requires_grad_() for _ in layers]
+    found, wanted = (layer(u, dt=time) for layer, time in zip(layers, times))
+    assert tools.worst(found, wanted) < 1e-9
+    gradients = [torch.autograd.grad(y.sin().sum(), time)[0] for y, time in zip((found, wanted), times)]
+    assert tools.worst(*gradients) < 1e-9
+
+
+def test_a_sequence_model_takes_times():
+    """Whole, in steps and padded; the last position of a pooled model; and one without time refuses them."""
+    options: dict[str, Any] = {"d_model": 12, "n_layers": 2, "d_state": 8, "vocab_size": 11}
+    model = SequenceModel(SequenceConfig(**options)).double()
+    ids, dt = torch.randint(11, (2, 6)), irregular(2, 6)
+    whole, states = model(ids, dt=dt), None
+    assert (whole - model(ids)).abs().max() > 1e-3
+    for t in range(6):
+        y, states = model.step(ids[:, t], states, dt=dt[:, t])
+        torch.testing.assert_close(y, whole[:, t], rtol=1e-9, atol=1e-9)
+    mask, times = torch.ones(2, 8).long(), torch.full((2, 8), torch.nan, dtype=torch.float64)
+    mask[:, :2], times[:, 2:] = 0, dt
+    padded = model(torch.nn.functional.pad(ids, (2, 0)), attention_mask=mask, dt=times)
+    torch.testing.assert_close(padded[:, 2:], whole, rtol=1e-9, atol=1e-9)
+    with pytest.raises(ValueError, match="`dt` is a float"):
+        model.step(ids[:, 0], dt=1.0)  # pyright: ignore[reportArgumentType]
+    with pytest.raises(ValueError, match="this layer has no time"):
+        SequenceModel(SequenceConfig(**options, mixer="gru"))(ids, dt=dt.float())
 
 
 def test_export_with_times():

@@ -78,6 +78,36 @@ def test_single_samples_batches_and_torch_are_the_block(measure, irregular, stre
     assert rest.time == 0
 
 
+@pytest.mark.parametrize("measure", [LegS(8), LegT(8, 0.5), LagT(8), Fourier(7, 0.5)], ids=repr)
+@pytest.mark.parametrize("gap", [0.4, 0.7, 9.0, 300.0])
+def test_a_gap_longer_than_the_memory(measure, gap, stream):
+    """A long step is what many short ones along the same line are, also for `evolve`, and beside rows without one."""
+    values, rates, dt = stream[1][:12, :3], stream[2][:12], np.full(12, 0.03)
+    dt[8] = gap
+    turn = rates * 0.03
+    streaming = StreamingMemory(measure, 3)
+    streaming.update(values, dt, turn)
+    times = np.cumsum(dt)
+    known = Transport(cross(turn / dt[:, None]), 3, times=times - dt)
+    assert np.abs(streaming.state - ProjectionMemory(measure, known).evolve(values, times, keep="last")).max() < 1e-10
+    if gap < 100:
+        share = np.arange(1, 401)[:, None] / 400
+        line = (1 - share) * values[7] + share * values[8]
+        fine = StreamingMemory(measure, 3)
+        fine.update(values[:8], dt[:8], turn[:8])
+        fine.update(line, gap / 400, np.repeat(turn[8:9] / 400, 400, 0))
+        fine.update(values[9:], dt[9:], turn[9:])
+        assert np.abs(streaming.state - fine.state).max() < 1e-10
+    batch = StreamingMemory(measure, 3, batch_size=2)
+    missing = values.copy()
+    missing[8] = np.nan
+    states = batch.update(np.stack([values, missing]), np.stack([dt, dt[::-1]]), np.stack([turn, turn]), return_all_states=True)
+    assert states.shape == (2, 12, measure.N, 3)
+    assert np.abs(states[0, -1] - streaming.state).max() < 1e-11
+    other = StreamingMemory(measure, 3)
+    assert np.abs(other.update(missing, dt[::-1], turn, return_all_states=True) - states[1]).max() < 1e-11
+
+
 def test_all_ways_to_give_a_turn_agree(stream):
     dt, values, rates = (part[:50] for part in stream)
     turn = rates * dt[:, None]
@@ -138,6 +168,13 @@ def test_no_time_writes_nothing(measure):
     assert not memory.state.any()
     memory.update([[1.0], [1.0]], [0.5, 0.0])
     assert memory.past(0.25) == pytest.approx(1.0, abs=0.1)
+    # A block that begins with it, as differences of time stamps do; the rows of a batch begin one after another.
+    values, dt = np.arange(8.0).reshape(2, 4, 1) ** 2, np.array([[0.0, 0.1, 0.2, 0.1], [0.0, 0.0, 0.3, 0.2]])
+    together = StreamingMemory(measure, 1, batch_size=2).update(values, dt, return_all_states=True)
+    for row in range(2):
+        single = StreamingMemory(measure, 1)
+        alone = [single.update(value, step, return_all_states=True) for value, step in zip(values[row], dt[row])]
+        assert np.abs(together[row] - alone).max() < 1e-13
 
 
 @pytest.mark.parametrize(
