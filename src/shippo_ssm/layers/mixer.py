@@ -16,8 +16,10 @@ from typing import TYPE_CHECKING, Any, ClassVar, Generic, Literal, NamedTuple, T
 import torch
 from torch import Tensor, nn
 from torch.distributed import ProcessGroup
+from torch.nn.utils.rnn import PackedSequence
 
 from shippo_ssm.dispatch import is_readable
+from shippo_ssm.layers.spec import UnknownOption
 from shippo_ssm.layers.states import map_states
 from shippo_ssm.scan.checks import asks_gradients, check_cu_seqlens, checksum
 from shippo_ssm.scan.distributed import SequenceShard, negotiate_shards
@@ -134,6 +136,7 @@ class Mixer(nn.Module, ABC, Generic[State]):
         dt: Tensor | None = None,
         group: ProcessGroup | None = None,
         output_state: bool = False,
+        **unknown: Any,
     ) -> Tensor | tuple[Tensor, State]:
         """Run the layer over a segment.
 
@@ -153,6 +156,10 @@ class Mixer(nn.Module, ABC, Generic[State]):
             y [B, T, d_model] (zeros at padding; [n, d_model] where `segment` asks n positions), or (y, state) with
             `output_state=True`.
         """
+        if unknown:
+            raise UnknownOption(
+                type(self).__name__, next(iter(unknown)), ("state", "output_state", *SegmentOptions.__annotations__)
+            )
         if segment is None:
             segment = self.check(u, attention_mask, cu_seqlens, group, dt)
         self._refuse(segment)
@@ -219,7 +226,10 @@ class Mixer(nn.Module, ABC, Generic[State]):
     ) -> Segment:
         """Check `u` and what is said about its positions; returns the latter as a record."""
         width = self.d_model
-        if not isinstance(u, Tensor) or u.ndim != 3 or u.shape[-1] != width:
+        if isinstance(u, PackedSequence) or (isinstance(u, Tensor) and u.is_nested):
+            kind = "PackedSequence" if isinstance(u, PackedSequence) else "nested tensor"
+            problem = f"`u` is a {kind}; expected [B, T, d_model]; pad it and pass `attention_mask`, or pass `cu_seqlens`"
+        elif not isinstance(u, Tensor) or u.ndim != 3 or u.shape[-1] != width:
             problem = f"`u` is {_describe(u)}; expected [B, T, d_model] with d_model = {width}; reshape or project it first"
         elif not u.is_floating_point():
             problem = f"`u` has dtype {u.dtype}; expected a floating dtype; embed token ids first"
