@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import lru_cache
 from itertools import pairwise
 from typing import Any
@@ -80,18 +80,11 @@ def gauss(order: int) -> tuple[Array, Array]:
 
 
 def gauss_panels(edges: Array, order: int) -> tuple[Array, Array]:
-    """Nodes and weights [K, order] of the composite Gauss rule on the panels between `edges` [K + 1]."""
+    """Nodes and weights [.., K order] of the composite Gauss rule on the K panels between `edges` [.., K + 1]."""
     nodes, weights = gauss(order)
-    lengths = np.diff(edges)[:, None]
-    return edges[:-1, None] + lengths * nodes, lengths * weights
-
-
-def panel_chunks(edges: Array, order: int) -> Iterator[tuple[Array, Array]]:
-    """The composite rule in flat pieces of at most about `NODES_PER_CHUNK` nodes."""
-    stride = max(1, NODES_PER_CHUNK // order)
-    for start in range(0, len(edges) - 1, stride):
-        nodes, weights = gauss_panels(edges[start : start + stride + 1], order)
-        yield nodes.ravel(), weights.ravel()
+    lengths = np.diff(edges)[..., None]
+    parts = edges[..., :-1, None] + lengths * nodes, lengths * weights
+    return parts[0].reshape(*edges.shape[:-1], -1), parts[1].reshape(*edges.shape[:-1], -1)
 
 
 def integrate(
@@ -109,7 +102,9 @@ def integrate(
     order = 10 if len(edges) < 1000 else 4
     previous = None
     for _ in range(9):
-        total = sum((integrand(nodes, weights) for nodes, weights in panel_chunks(edges, order)), start=np.zeros(()))
+        stride = NODES_PER_CHUNK // order
+        parts = (gauss_panels(edges[i : i + stride + 1], order) for i in range(0, len(edges) - 1, stride))
+        total = sum((integrand(nodes, weights) for nodes, weights in parts), start=np.zeros(()))
         if previous is not None and np.linalg.norm(total - previous) <= rtol * max(np.linalg.norm(total), 1e-300):
             return total
         previous = total

@@ -281,7 +281,6 @@ class LegT(_Window):
     is replaced by its reconstruction Phi_t(t - theta)^T C, so A_L = D - psi(t, t - theta) Phi_t(t - theta)^T:
     A_nk = -sqrt((2n + 1)(2k + 1)) / theta for n >= k, times (-1)^(n-k) for n < k. The defect
     psi(t, t - theta) (f - f_N)(t - theta)^T is zero on polynomials of degree < N and spectrally small on smooth signals.
-
     """
 
     def _phi(self, t: Any, tau: Array) -> Array:
@@ -308,8 +307,7 @@ class Fourier(_Window):
 
         A_L = D - 2 psi(t, t) Phi_t(t)^T,      B_L = 2 psi(t, t).
 
-    The source counts twice, which `closure` reports. The defect falls like 1 / N on smooth signals.
-
+    The source counts twice. The defect falls like 1 / N on smooth signals.
     """
 
     def _phi(self, t: Any, tau: Array) -> Array:

@@ -73,7 +73,7 @@ def _sources(measure: Measure, transport: Transport | None, signal: Signal | _He
         return np.concatenate([_sources(measure, transport, signal, row[None], extra) for row in grid])
     edges = np.concatenate([(grid[:, :-1, None] + spans[..., None] * cuts[..., :-1]).reshape(len(grid), -1), grid[:, -1:]], 1)
     order = max(3, 1 + math.ceil(measure.resolution(grid[:, :-1], grid[:, 1:]))) + extra
-    nodes, weights = (np.stack(parts).reshape(len(grid), -1) for parts in zip(*(gauss_panels(row, order) for row in edges)))
+    nodes, weights = gauss_panels(edges, order)
     stop = np.broadcast_to(grid[:, -1:], nodes.shape)
     values = signal(nodes.ravel()).reshape(*nodes.shape, -1)
     if transport is not None:

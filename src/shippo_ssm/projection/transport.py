@@ -202,36 +202,35 @@ class Transport:
             )
         return later.ravel(), np.clip(earlier.ravel(), 0.0, None), later.shape
 
-    def _locate(self, later: Array, earlier: Array) -> tuple[Array, Array]:
-        """Segments of the ends and of the starts of pairs [M]; an end on a knot belongs to the segment before it."""
+    def _frame(self, t: Any, tau: Any, inverse: bool) -> Array:
+        """P(t, tau), or its inverse: the factors of whole segments between, inverted and in reverse order."""
+        later, earlier, shape = self._pairs(t, tau)
         segments = self._segments
         # A callable path needs a first segment even for time 0.
         segments.reach(max(float(later.max(initial=0.0)), min(1e-9, self.horizon)))
         last = len(segments.knots) - (1 if isinstance(segments, _Pieces) else 2)
         start = np.clip(np.searchsorted(segments.knots, earlier, side="right") - 1, 0, last)
-        stop = np.clip(np.searchsorted(segments.knots, later, side="left") - 1, 0, last)
-        return np.maximum(stop, start), start
-
-    def P(self, t: Any, tau: Any) -> Array:
-        """P(t, tau) [.., d, d] for 0 <= tau <= t; arrays broadcast."""
-        later, earlier, shape = self._pairs(t, tau)
-        segments = self._segments
-        stop, start = self._locate(later, earlier)
+        # An end on a knot belongs to the segment before it.
+        stop = np.maximum(np.clip(np.searchsorted(segments.knots, later, side="left") - 1, 0, last), start)
         crossing = start < stop
         leave = np.where(crossing, segments.knots[np.minimum(start + 1, len(segments.knots) - 1)], later)
-        result = segments.step(start, leave, earlier)
+        result = segments.step(start, leave, earlier, inverse=inverse)
         # Pairs that cross knots: walk back from each distinct end through the whole segments between, once for all starts.
         for time in np.unique(later[crossing]):
             rows = np.flatnonzero(crossing & (later == time))
             end = stop[rows[:1]]
-            suffix = segments.step(end, np.array([time]), segments.knots[end])[0]
+            rest = segments.step(end, np.array([time]), segments.knots[end], inverse=inverse)[0]
             between = np.arange(start[rows].min(), end[0])
-            whole = segments.step(between, segments.knots[between + 1], segments.knots[between])
+            whole = segments.step(between, segments.knots[between + 1], segments.knots[between], inverse=inverse)
             for index in range(len(between) - 1, -1, -1):
                 here = rows[start[rows] == between[index]]
-                result[here] = result[here] @ suffix
-                suffix = whole[index] @ suffix
+                result[here] = rest @ result[here] if inverse else result[here] @ rest
+                rest = rest @ whole[index] if inverse else whole[index] @ rest
         return result.reshape(*shape, self.width, self.width)
+
+    def P(self, t: Any, tau: Any) -> Array:
+        """P(t, tau) [.., d, d] for 0 <= tau <= t; arrays broadcast."""
+        return self._frame(t, tau, inverse=False)
 
     def V(self, t: Any) -> Array:
         """The moving frame V(t) = P(t, 0) [.., d, d]; P(t, tau) = V(tau)^{-1} V(t)."""
@@ -239,20 +238,7 @@ class Transport:
 
     def inverse(self, t: Any, tau: Any) -> Array:
         """P(t, tau)^{-1} [.., d, d] from its own equation d_t P^{-1} = -A_R(t) P^{-1}."""
-        later, earlier, shape = self._pairs(t, tau)
-        segments = self._segments
-        stop, start = self._locate(later, earlier)
-        enter = np.where(start < stop, segments.knots[stop], earlier)
-        result = segments.step(stop, later, enter, inverse=True)
-        # The factors of P, inverted and in reverse order; all pairs walk back in step.
-        current = stop.copy()
-        while np.any(current > start):
-            rows = np.flatnonzero(current > start)
-            current[rows] -= 1
-            segment = current[rows]
-            enter = np.where(segment > start[rows], segments.knots[segment], earlier[rows])
-            result[rows] = result[rows] @ segments.step(segment, segments.knots[segment + 1], enter, inverse=True)
-        return result.reshape(*shape, self.width, self.width)
+        return self._frame(t, tau, inverse=True)
 
     def metric(self, t: Any, tau: Any) -> Array:
         """M_P(t, tau) = P(t, tau) P(t, tau)^T [.., d, d]: the metric at t of channel vectors written at tau."""
