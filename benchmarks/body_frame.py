@@ -168,6 +168,7 @@ def cost(order: int = 16, theta: float = 2.0, count: int = 1000) -> dict[str, fl
         "LegT, irregular times, blocks of 1,000": (lambda: window.update(values, dt, turn), count),
         "LegT, irregular times, one at a time": (lambda: single(window, True), 200),
         "LegS, blocks of 1,000 samples": (lambda: whole.update(values, turn=turn), count),
+        "LegS, one sample at a time": (lambda: single(whole, False), 200),
         "buffer turned at every sample": (buffer, count),
         "PyTorch layer, 1,000 samples": (lambda: layer(u, turn=v), count),
     }

@@ -25,11 +25,7 @@ from torch.distributed import ProcessGroup
 from transformers import AutoConfig, AutoModel, AutoModelForCausalLM, DynamicCache, GenerationMixin, PreTrainedModel
 from transformers.cache_utils import Cache, CacheLayerMixin, StaticLayer
 from transformers.configuration_utils import PreTrainedConfig
-from transformers.masking_utils import (
-    create_causal_mask,
-    create_recurrent_attention_mask,
-    create_sliding_window_causal_mask,
-)
+from transformers.masking_utils import create_causal_mask, create_sliding_window_causal_mask
 from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.modeling_outputs import BaseModelOutputWithPast, CausalLMOutputWithPast
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS, slice_logits_to_keep
@@ -275,13 +271,15 @@ def check_mask(u: Tensor, attention_mask: Tensor | None, num_seen: int, hybrid: 
         )
 
 
-def padding_mask(config: ShippoConfig, u: Tensor, attention_mask: Tensor | None) -> Tensor | None:
+def padding_mask(u: Tensor, attention_mask: Tensor | None) -> Tensor | None:
     """The part [B, T] of a mask of all positions so far that belongs to `u` [B, T, ..]; `None` without padding."""
-    if attention_mask is None or attention_mask.ndim != 2 or u.shape[1] > 1 or is_tracing(attention_mask):
-        return create_recurrent_attention_mask(config, u, attention_mask)
-    # Transformers treats a single position as generated, but a prompt may be read one position at a time too.
-    last = attention_mask[:, -1:]
-    return None if bool(last.all()) else last
+    if attention_mask is None or attention_mask.ndim != 2:
+        return None
+    mask, alone = attention_mask[:, -u.shape[1] :].contiguous(), u.shape[1] == 1
+    if is_tracing(attention_mask):
+        # A traced single position is a generated one.
+        return None if alone else mask
+    return None if bool(((mask if alone else attention_mask) == 1).all()) else mask
 
 
 def packed_bounds(u: Tensor, attention_mask: Tensor | None, kwargs: dict[str, Any]) -> Tensor | None:
@@ -470,7 +468,7 @@ class ShippoModel(ShippoPreTrainedModel):
         bounds, mask, hybrid = kwargs.get("cu_seq_lens_q"), attention_mask, set(self.config.kinds) != {LAYER_TYPE}
         if group is None:
             check_mask(u, attention_mask, num_seen, hybrid)
-            mask = padding_mask(self.config, u, attention_mask)
+            mask = padding_mask(u, attention_mask)
             bounds = packed_bounds(u, mask, kwargs)
         segment = check_segment(self, u, mask, bounds, group, time_deltas)
         positions = None

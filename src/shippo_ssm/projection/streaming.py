@@ -398,24 +398,17 @@ class StreamingMemory:
 
     def _operators(self, times: Array, steps: Array) -> tuple[Array, Array]:
         """`block_operators`, from the cache where all steps are one, or where the next ones are known."""
-        first, rows = float(steps[0, 0]), steps.size
-        if not (self.measure.closes or times[:, 0].all()) and begins(self.measure, times).any():
+        first, rows, stationary = float(steps[0, 0]), steps.size, self.measure.stationary
+        alike = rows == 1 or (stationary and np.abs(steps - first).max() <= _ROUNDING * first)
+        new = not (self.measure.closes or times[:, 0].all()) and begins(self.measure, times).any()
+        if new or not alike:
             return block_operators(self.measure, times, steps)
-        if self.measure.stationary:
-            if rows == 1 or np.abs(steps - first).max() <= _ROUNDING * first:
-                return self._cached((first,), np.zeros(1), np.array([first])), np.zeros(rows, dtype=np.int64)
-        elif rows == 1:
-            # At a fixed rate the next steps are known: compute some of them together.
-            ahead = np.cumsum([times[0, 0], *[first] * (_AHEAD if self._uses_rate else 1)])
-            return self._cached((float(times[0, 0]), first), ahead[:-1], ahead[1:]), np.zeros(1, dtype=np.int64)
-        return block_operators(self.measure, times, steps)
-
-    def _cached(self, key: tuple[float, ...], start: Array, stop: Array) -> Array:
-        """The operator [1, N + q, N] of the step `key`, (dt) or (t, dt); all steps `start` to `stop` are computed with it."""
+        key = (0.0 if stationary else float(times[0, 0]), first)
         if key not in self._cache:
             if len(self._cache) >= _MAX_CACHED:
                 self._cache.clear()
-            operators = step_operators(self.measure, start, stop)
-            for i, time in enumerate(start.tolist()):
-                self._cache[(time, *key[1:]) if len(key) > 1 else key] = operators[i : i + 1]
-        return self._cache[key]
+            # At a fixed rate the next steps of LegS are known: compute some of them together.
+            edges = np.cumsum([key[0], *[first] * (_AHEAD if self._uses_rate and not stationary else 1)])
+            operators = step_operators(self.measure, edges[:-1], edges[1:])
+            self._cache.update(((time, first), operator[None]) for time, operator in zip(edges.tolist(), operators))
+        return self._cache[key], np.zeros(rows, dtype=np.int64)
