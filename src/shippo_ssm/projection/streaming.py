@@ -286,7 +286,8 @@ class StreamingMemory:
         if np.isinf(values).any():
             raise ValueError("StreamingMemory: `sample` is infinite; expected finite numbers, NaN where a sample is missing")
         self._uses_rate = dt is None
-        steps, (kind, turns) = self._steps(dt, lead), self._turns(turn, lead)
+        steps = self._steps(dt, lead)
+        turns = self._turns(turn, steps)
         values = values.reshape(self._rows, -1, self.channels)
         length = values.shape[1]
         steps = steps.reshape(self._rows, length)
@@ -294,13 +295,13 @@ class StreamingMemory:
         times = self._times(steps)
         cut = cut_long_steps(self.measure, times, steps)
         if cut is not None:
-            values, steps, turns = self._cut(values, steps, turns, kind, *cut)
+            values, steps, turns = self._cut(values, steps, turns, *cut)
             times = self._times(steps)
         states = np.empty((*steps.shape, self.channels, self.measure.N)) if return_all_states else None
         for part in pieces(times, _BLOCK):
             found = None if states is None else np.empty_like(states[:, part])
             grid = times[:, part.start : part.stop + 1]
-            self._advance(values[:, part], grid, steps[:, part], kind, None if turns is None else turns[:, part], found)
+            self._advance(values[:, part], grid, steps[:, part], None if turns is None else turns[:, part], found)
             if states is not None:
                 states[:, part] = found
         if states is not None and cut is not None:
@@ -316,7 +317,7 @@ class StreamingMemory:
         return turns.shape[-1] if turns is not None else 1 if self._transport is None else self._transport.width
 
     def _cut(
-        self, values: Array, steps: Array, turns: Array | None, kind: str, which: Array, begin: Array, end: Array
+        self, values: Array, steps: Array, turns: Array | None, which: Array, begin: Array, end: Array
     ) -> tuple[Array, Array, Array | None]:
         """Samples, steps and turns at the end of each part of the steps; see `cut_long_steps`."""
         before = np.concatenate([self._last[:, None], values[:, :-1]], axis=1)
@@ -327,8 +328,7 @@ class StreamingMemory:
         values = (1 - end[..., None]) * before[:, which] + end[..., None] * values[:, which]
         share = end - begin
         if turns is not None:
-            turns = turns[:, which]
-            turns = turns if kind == "rate" else turns * share.reshape(*share.shape, *[1] * (turns.ndim - 2))
+            turns = turns[:, which] * share.reshape(*share.shape, *[1] * (turns.ndim - 2))
         return values, steps[:, which] * share, turns
 
     def _steps(self, dt: Any, lead: tuple[int, ...]) -> Array:
@@ -346,12 +346,13 @@ class StreamingMemory:
             )
         return np.broadcast_to(steps, lead)
 
-    def _turns(self, turn: Any, lead: tuple[int, ...]) -> tuple[str, Array | None]:
-        """What the frame does: "none", "transport", or "vector", "step" (logarithms of steps) and "rate" (generators) given."""
+    def _turns(self, turn: Any, steps: Array) -> Array | None:
+        """Logarithms of the motions of the frame over the steps: rotation vectors [.., 3] or matrices [.., w, w]."""
         if turn is None:
-            return ("none" if self._transport is None else "transport"), None
+            return None
         if self._transport is not None:
             raise ValueError("StreamingMemory: `turn` is given beside a transport; expected one of them; construct without")
+        lead = steps.shape
         turns = _numbers("turn", turn, "rotation vectors or matrices, one per sample")
         square = turns.ndim == len(lead) + 2 and turns.shape[-1] == turns.shape[-2]
         if turns.shape[: len(lead)] != lead or not (square or (turns.shape == (*lead, 3) and not self._turn_is_generator)):
@@ -363,29 +364,26 @@ class StreamingMemory:
             raise ValueError("StreamingMemory: `turn` is not finite; expected numbers; a missing turn is no motion, zeros")
         self._check_width(turns.shape[-1])
         if self._turn_is_generator:
-            return "rate", turns
-        if not square:
-            return "vector", turns
-        found = step_logarithm(turns)
-        return ("vector" if found.ndim < turns.ndim else "step"), found
+            return turns * steps[..., None, None]
+        return step_logarithm(turns) if square else turns
 
-    def _advance(self, values: Array, times: Array, steps: Array, kind: str, turns: Array | None, states: Array | None) -> None:
+    def _advance(self, values: Array, times: Array, steps: Array, turns: Array | None, states: Array | None) -> None:
         """One block: values [B, T, d], times [B, T + 1], steps [B, T]; fills `states` [B, T, d, N]."""
         # Loads on first use: the package needs neither torch nor a compiler.
         from shippo_ssm.engine.run import launch
 
         operators, index = self._operators(times, steps)
         nodes = _nodes(operators.shape[1] - self.measure.N)
-        factors, width = turns, self._width(turns)
-        if kind == "transport":
-            assert self._transport is not None
+        turning, factors, width = "factors", turns, self._width(turns)
+        if turns is not None and turns.ndim == 3:
+            turning = "vector"
+        elif turns is not None:
+            factors = expm((1 - nodes)[:, None, None] * turns[:, :, None])
+        elif self._transport is not None:
             start, stop = times[:, :-1, None], times[:, 1:, None]
             factors = self._transport.P(*np.broadcast_arrays(stop, start + (stop - start) * nodes))
-        elif kind in ("step", "rate"):
-            assert turns is not None
-            scale = (1 - nodes) * (steps[..., None] if kind == "rate" else 1.0)
-            factors = expm(scale[..., None, None] * turns[:, :, None])
-        turning = kind if kind in ("none", "vector") else "factors"
+        else:
+            turning = "none"
         scratch = np.empty(len(values) * (width * width + self.channels * operators.shape[1]))
         # Samples of several streams of one channel are strided, and `reshape` keeps that.
         values = np.ascontiguousarray(values)
