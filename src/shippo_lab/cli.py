@@ -48,15 +48,10 @@ Format = enum.StrEnum("Format", ["text", "markdown"])
 Device = enum.StrEnum("Device", ["cpu", "cuda"])
 
 
-def _console(stderr: bool = False) -> Console:
+def _console() -> Console:
     """A console as wide as the terminal; 200 columns for a pipe or a log."""
-    console = Console(stderr=stderr)
-    return console if console.is_terminal else Console(stderr=stderr, width=200)
-
-
-def _print_line(text: str, stderr: bool = False) -> None:
-    """Print one line without markup or wrapping."""
-    _console(stderr).print(text, markup=False, highlight=False, soft_wrap=True)
+    console = Console()
+    return console if console.is_terminal else Console(width=200)
 
 
 def _version(asked: bool) -> None:
@@ -174,10 +169,10 @@ def run(
         result = run_experiment(experiment, preset, seeds=seeds, jobs=jobs, out=out, resume=resume, force=force, only=only)
     except KeyboardInterrupt:
         again = " ".join(word for word in sys.argv[1:] if word not in ("--resume", "--force"))
-        _print_line(f"interrupted; continue with `shippo {again} --resume`", stderr=True)
+        typer.echo(f"interrupted; continue with `shippo {again} --resume`", err=True)
         raise
     show(_console(), experiment, result, wide=wide)
-    _print_line(f"written: {result.source}")
+    typer.echo(f"written: {result.source}")
 
 
 @app.command(rich_help_panel=EVIDENCE)
@@ -233,7 +228,7 @@ def figure(
             raise ValueError(f"{name} has a table but no figure; see `shippo table {name}`")
         with as_user_error(result.source):
             experiment.figure(result, path)
-    _print_line(f"written: {path}")
+    typer.echo(f"written: {path}")
 
 
 @app.command(rich_help_panel=EVIDENCE)
@@ -246,7 +241,7 @@ def report(out: Annotated[Path, typer.Option(help="HTML file to write.")] = Path
     from shippo_lab.harness.report import write
 
     write(out, all_experiments())
-    _print_line(f"written: {out}")
+    typer.echo(f"written: {out}")
 
 
 @app.command(rich_help_panel=CHECK)
@@ -310,7 +305,7 @@ def warmup(
     layers: list[dict[str, Any]] = [sizes | {"right": name} for name in right] if right else [sizes]
     for options in layers:
         seconds = fill(d_model, **options)
-        _print_line(f"{options.get('right', 'default layer')}: {seconds:.1f} s, kept in {cache_directory()}")
+        typer.echo(f"{options.get('right', 'default layer')}: {seconds:.1f} s, kept in {cache_directory()}")
 
 
 @app.command(rich_help_panel=CHECK)

@@ -119,7 +119,8 @@ def _parallel(experiment: Experiment, units: list[Unit], folder: Path, display: 
             try:
                 event = events.get(timeout=1.0)
             except queue.Empty:
-                if not any(worker.is_alive() for worker in workers):
+                # A worker may report and end between the time-out and this line.
+                if not any(worker.is_alive() for worker in workers) and events.empty():
                     raise RuntimeError("all worker processes ended early; run again with --resume") from None
                 continue
             if isinstance(event, Progress):

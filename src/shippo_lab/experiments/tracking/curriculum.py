@@ -68,27 +68,22 @@ def word_stages(longest: int, pairs: bool = False) -> Stages:
     return (*first, (0.4, 2, 6), (0.7, 2, longest), (1.0, longest // 2, longest))
 
 
-def drawn_length(stages: Stages, step: int, steps: int, draw: float) -> int:
-    """A length of the stage that a step belongs to, by a uniform number."""
-    low, high = stage(stages, step, steps)
-    return low + int(draw * (high - low + 1))
-
-
-def uniform_draws(seed: int, steps: int) -> list[float]:
-    """A uniform number per step."""
-    return torch.rand(steps, generator=torch.Generator().manual_seed(seed)).tolist()
+def drawn_lengths(stages: Stages, seed: int, steps: int) -> list[int]:
+    """A length per step, uniform in the range of its stage."""
+    draws = torch.rand(steps, generator=torch.Generator().manual_seed(seed)).tolist()
+    ranges = (stage(stages, step, steps) for step in range(steps))
+    return [low + int(draw * (high - low + 1)) for draw, (low, high) in zip(draws, ranges)]
 
 
 def word_loss(
     model: nn.Module, task: WordTask, steps: int, tokens: int = WORD_TOKENS, pairs: bool = False
 ) -> Callable[[int], tuple[Tensor, int]]:
     """step -> (cross-entropy of all prefix products, tokens in it), by the curriculum up to the length of the task."""
-    drawn, stages = uniform_draws(task.seed, steps), word_stages(task.length, pairs)
+    lengths = drawn_lengths(word_stages(task.length, pairs), task.seed, steps)
 
     def loss_at(step: int) -> tuple[Tensor, int]:
-        length = drawn_length(stages, step, steps, drawn[step])
-        batch = tokens // length
-        words = task.batch(range(batch * step, batch * step + batch), length=length)
+        batch = tokens // lengths[step]
+        words = task.batch(range(batch * step, batch * step + batch), length=lengths[step])
         logits = model(words.tokens).flatten(0, 1)
         return F.cross_entropy(logits, words.target.flatten(), label_smoothing=SMOOTHING), words.tokens.numel()
 

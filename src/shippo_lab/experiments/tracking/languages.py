@@ -13,7 +13,7 @@ from functools import partial
 import torch.nn.functional as F
 from torch import Tensor
 
-from shippo_lab.experiments.tracking.curriculum import SMOOTHING, LayerConfig, Stages, drawn_length, held_rate, uniform_draws
+from shippo_lab.experiments.tracking.curriculum import SMOOTHING, LayerConfig, Stages, drawn_lengths, held_rate
 from shippo_lab.experiments.tracking.words import LAYERS
 from shippo_lab.harness import experiment as lab
 from shippo_lab.harness.training import Trainee, fit_each
@@ -53,10 +53,10 @@ def language(config: LanguagesConfig, seed: int, name: str, steps: int) -> Train
     """A model of one language, its loss at every token that has an answer, and its accuracy at the end of long sentences."""
     test = LanguageTask(name=name, min_length=TEST[0], max_length=TEST[1], seed=seed)
     model = config.model(seed, d_model=64, n_layers=2, d_state=8, vocab_size=test.vocab_size)
-    drawn = uniform_draws(seed, steps)
+    lengths = drawn_lengths(STAGES, seed, steps)
 
     def loss_at(step: int) -> tuple[Tensor, int]:
-        length = drawn_length(STAGES, step, steps, drawn[step])
+        length = lengths[step]
         task = LanguageTask(name=name, min_length=length, max_length=length, every=True, seed=seed)
         first, batch = config.tokens * step, config.tokens // length
         sentences = task.batch(range(first, first + batch))
