@@ -43,26 +43,6 @@ _scan = private("torch._higher_order_ops.scan", "scan")
 tree_leaves: Callable[[Any], list[Any]] = private("torch.utils._pytree", "tree_leaves")
 
 
-def custom_op(name: str, schema: str | None = None) -> Callable[[Callable[..., Any]], Any]:
-    """`torch.library.custom_op` without mutated arguments, whose first call does not import torch's compiler, a second's work.
-
-    Torch keeps its compiler from tracing into a kernel; where the compiler is not loaded nothing can trace.
-    """
-
-    def decorate(function: Callable[..., Any]) -> Any:
-        op = torch.library.custom_op(name, mutates_args=(), schema=schema)(function)
-        kernels = private(op, "_backend_fns", "torch")
-        guarded = kernels[None]
-
-        def call(*arguments: Any) -> Any:
-            return (guarded if "torch._dynamo" in sys.modules else function)(*arguments)
-
-        kernels[None] = call
-        return op
-
-    return decorate
-
-
 def openmp_parallel() -> int:
     """The address of GOMP_parallel, which runs a function on the threads that torch's own operations run on.
 
@@ -112,22 +92,6 @@ def real_numbers() -> Iterator[None]:
 def has_global_hooks() -> bool:
     """Whether forward hooks of all modules are registered, which a module that is not called would miss."""
     return bool(modules._global_forward_hooks or modules._global_forward_pre_hooks)
-
-
-@contextlib.contextmanager
-def slp_vectorizer() -> Iterator[None]:
-    """Numba with LLVM's SLP vectoriser, for as long as we hold Numba's global compiler lock.
-
-    Numba has this as a setting of the whole process only; under the lock no other user of Numba sees it.
-    """
-    settings = private("numba.core", "config")
-    with private("numba.core.compiler_lock", "global_compiler_lock"):
-        before = settings.SLP_VECTORIZE
-        settings.SLP_VECTORIZE = 1
-        try:
-            yield
-        finally:
-            settings.SLP_VECTORIZE = before
 
 
 def target_machine() -> tuple[str, str, str]:

@@ -1,4 +1,4 @@
-"""Which implementation runs, and why: the one module that decides.
+"""Which implementation runs, why, and in what precision: the one module that decides.
 
 | operator | runs | when |
 |---|---|---|
@@ -50,6 +50,11 @@ PLAIN = (Tensor, torch.nn.Parameter)
 HAS_TRITON = importlib.util.find_spec("triton") is not None
 
 
+def compute_dtype(dtype: torch.dtype) -> torch.dtype:
+    """The dtype in which states are kept and closed forms evaluated: float32 for the half types, else the dtype itself."""
+    return torch.float32 if dtype in (torch.bfloat16, torch.float16) else dtype
+
+
 def is_interpreted() -> bool:
     """Whether GPU kernels run in Triton's interpreter, on a CPU."""
     return os.environ.get("TRITON_INTERPRET") == "1"
@@ -67,9 +72,7 @@ def under_transform() -> bool:
 
 def is_readable(tensor: Tensor) -> bool:
     """Whether Python may read the values: plain CPU numbers, not compiled, traced or transformed. A GPU would have to wait."""
-    # `under_transform` written out: this question precedes every decode step.
-    plain = type(tensor) in PLAIN and tensor.is_cpu and not torch.compiler.is_compiling()
-    return plain and transform_depth() == 0 and forward_ad._current_level < 0
+    return is_plain(tensor) and not torch.compiler.is_compiling() and not under_transform()
 
 
 def transform_reason(*tensors: Tensor | None) -> str:
@@ -80,8 +83,7 @@ def transform_reason(*tensors: Tensor | None) -> str:
     """
     if torch.onnx.is_in_onnx_export():
         return "ONNX export, which has no kernels of ours"
-    # The usual case first; `under_transform` written out, since this question precedes every kernel.
-    if transform_depth() == 0 and forward_ad._current_level < 0:
+    if not under_transform():
         return ""
     if torch.compiler.is_compiling():
         # A graph shows that there is a transform, but not which tensors it concerns.
@@ -102,13 +104,13 @@ def direct_reason(*tensors: Tensor) -> str:
 
     It takes plain CPU tensors of one dtype, without negative views, outside of compilers and transforms.
     """
-    if torch.compiler.is_compiling() or transform_depth():
-        return "a compiler or a transform"
+    if torch.compiler.is_compiling() or under_transform() or torch.onnx.is_in_onnx_export():
+        return "a compiler, a transform or an export"
     dtype = tensors[0].dtype
     for tensor in tensors:
         if type(tensor) not in PLAIN or not tensor.is_cpu or tensor.dtype != dtype or not tensor.numel() or tensor.is_neg():
             return "tensors that are not plain CPU numbers of one dtype"
-    return transform_reason(*tensors)
+    return ""
 
 
 def gpu_reason(tensor: Tensor) -> str:
@@ -232,4 +234,4 @@ def uses_cpu_step(u: Tensor, backend: str) -> bool:
     # A graph with a free length is not a step.
     if isinstance(u.shape[1], torch.SymInt) or torch.onnx.is_in_onnx_export() or torch.is_autocast_enabled("cpu"):
         return False
-    return bool(u.numel()) and (is_readable(u) or not under_transform())
+    return bool(u.numel()) and not under_transform()

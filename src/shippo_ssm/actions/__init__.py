@@ -1,9 +1,8 @@
 """Right actions R_t: factors, families and the dense exponential."""
 
 from shippo_ssm.actions.base import Factor, RightAction
-from shippo_ssm.actions.dissipative import Dissipative
 from shippo_ssm.actions.expm import expm
-from shippo_ssm.actions.exponential import DenseExp, Lie, Structured
+from shippo_ssm.actions.exponential import DenseExp, Dissipative, Lie, Structured
 from shippo_ssm.actions.factors import Diagonal, RankOne, Rotation, Shear
 from shippo_ssm.actions.families import get_family
 from shippo_ssm.actions.given import Identity, Oracle

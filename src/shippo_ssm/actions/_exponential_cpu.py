@@ -13,9 +13,7 @@ from typing import Any
 import numpy as np
 
 from shippo_ssm.actions._expm_cpu import LaneScheme, block_kernel, make_exponential
-from shippo_ssm.actions._trig import softplus
-from shippo_ssm.actions.base import Inline
-from shippo_ssm.actions.kernels import Scratch
+from shippo_ssm.actions.kernels import Inline, Scratch, softplus
 from shippo_ssm.engine import LANES, LaneMap, block_reader, block_writer, simd
 
 
@@ -28,15 +26,16 @@ def coordinate_traces(
     begins; and pull(w, gradient): the gradient by step A becomes that by coordinates and step, in their places.
     """
     arithmetic, lanes, size = scheme.arithmetic, LANES, width * width
-    num_diagonal, num_rotations, num_shears = inline.sizes
+    _, num_diagonals, num_rotations, num_shears, clamp, bounded = inline
+    num_factors = num_diagonals + num_rotations + num_shears
     pairs = [(i, j) for i in range(width) for j in range(i + 1, width)]
-    count = sum(inline.sizes) or size
+    count = num_factors or size
     step_at = coords + count * lanes
     limit, margin = 0.9 * math.log(float(np.finfo(dtype).max)), 1.0 + 4.0 * width * float(np.finfo(dtype).eps)
     # Entry of A and its sign for every coordinate; a rotation stands in two.
     places = [[(k, 1.0)] for k in range(size)]
-    if any(inline.sizes):
-        places = [[(i * width + i, -1.0)] for i in range(num_diagonal)]
+    if num_factors:
+        places = [[(i * width + i, -1.0)] for i in range(num_diagonals)]
         places += [[(j * width + i, 1.0), (i * width + j, -1.0)] for i, j in pairs[:num_rotations]]
         places += [[(i * width + j, 1.0)] for i, j in pairs[:num_shears]]
 
@@ -49,9 +48,9 @@ def coordinate_traces(
     def coefficient(emit: Any, k: int, x: Any) -> tuple[Any, Any]:
         """What coordinate k stands for, and the derivative of that, `None` for one."""
         build, zero, one = emit.builder, emit.constant(0.0), emit.constant(1.0)
-        if k >= num_diagonal:
+        if k >= num_diagonals:
             return x, None
-        if inline.diagonal == "clamp":
+        if clamp:
             return larger(emit, x, zero), build.select(build.fcmp_ordered(">=", x, zero), one, zero)
         decay, slope = softplus(emit, x)
         cut = build.fcmp_ordered(">", decay, emit.constant(limit))
@@ -85,7 +84,7 @@ def coordinate_traces(
     def generate(emit: Any, w: Any) -> None:
         values, step = load(emit, w)
         entries = make_entries(emit, [coefficient(emit, k, x)[0] for k, x in enumerate(values)])
-        if inline.bounded:
+        if bounded:
             excess = emit.mul(larger(emit, rows_of(emit, entries)[1], emit.constant(0.0)), emit.constant(margin))
             for i in range(width):
                 entries[i * width + i] = emit.sub(entries[i * width + i], excess)
@@ -118,7 +117,7 @@ def coordinate_traces(
         s, (values, step) = Scratch(emit, w), load(emit, w)
         parts, slopes = zip(*(coefficient(emit, k, x) for k, x in enumerate(values)))
         by_entry = [s[gradient, place * lanes] for place in range(size)]
-        if inline.bounded:
+        if bounded:
             by_entry = pull_bound(emit, by_entry, make_entries(emit, parts))
         # By Euler's rule also where A is bounded: that is homogeneous in A.
         d_step = emit.constant(0.0)
@@ -139,8 +138,8 @@ def build_family(dtype: str, width: int, scheme: LaneScheme, inline: Inline, bac
     arithmetic, size, lanes = scheme.arithmetic, width * width, LANES
     coords_at, measure, run = make_exponential(dtype, width, scheme, backward)
     traces = coordinate_traces(dtype, width, scheme, inline, coords_at, turned=backward)
-    count_coords, step_at, scratch, generate, pull = traces
-    read_coords, write_coords = (block(dtype, arithmetic, count_coords) for block in (block_reader, block_writer))
+    num_coords, step_at, scratch, generate, pull = traces
+    read_coords, write_coords = (block(dtype, arithmetic, num_coords) for block in (block_reader, block_writer))
     read_step, write_step = (block(dtype, arithmetic, 1) for block in (block_reader, block_writer))
     read_matrix, write_matrix = (block(dtype, arithmetic, size) for block in (block_reader, block_writer))
 

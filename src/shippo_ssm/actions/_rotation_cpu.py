@@ -6,11 +6,21 @@ The formulas of `rotation.py` run once on `Lane`s while compiling: vectors that 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
-from shippo_ssm.actions._trig import cosine_series, largest_angle, polynomial, sine_and_cosine, sine_series, square_root
-from shippo_ssm.actions.kernels import CoordinateMap, Scratch, coordinate_kernel
+from shippo_ssm.actions.kernels import (
+    CoordinateMap,
+    Inline,
+    Scratch,
+    coordinate_kernel,
+    cosine_series,
+    largest_angle,
+    polynomial,
+    sine_and_cosine,
+    sine_series,
+    square_root,
+)
 from shippo_ssm.actions.rotation import rotation_matrix, squared_angles
 from shippo_ssm.engine import LANES, LaneMap, simd
 
@@ -19,15 +29,18 @@ SMALL = 0.6
 
 
 class Lane:
-    """A vector with its derivatives by the lanes it was made from; `adjoint` is the derivative of the result by it."""
+    """A vector with its derivatives by the lanes it was made from; `adjoint` is the derivative of the result by it.
 
-    def __init__(self, tape: Tape, vector: Any, parents: list[tuple[Lane, Any]]) -> None:
-        self.tape, self.vector, self.parents, self.adjoint = tape, vector, parents, None
-        tape.lanes.append(self)
+    The `tape` holds the lanes of one formula in the order in which they were made.
+    """
+
+    def __init__(self, emit: Any, tape: list[Lane], vector: Any, parents: Sequence[tuple[Lane, Any]] = ()) -> None:
+        self.emit, self.tape, self.vector, self.parents, self.adjoint = emit, tape, vector, parents, None
+        tape.append(self)
 
     def __add__(self, other: Lane) -> Lane:
-        one = self.tape.emit.constant(1.0)
-        return Lane(self.tape, self.tape.emit.add(self.vector, other.vector), [(self, one), (other, one)])
+        one = self.emit.constant(1.0)
+        return Lane(self.emit, self.tape, self.emit.add(self.vector, other.vector), [(self, one), (other, one)])
 
     def __neg__(self) -> Lane:
         return self * -1.0
@@ -36,51 +49,43 @@ class Lane:
         return self + -other
 
     def __rsub__(self, other: float) -> Lane:
-        emit = self.tape.emit
-        return Lane(self.tape, emit.sub(emit.constant(other), self.vector), [(self, emit.constant(-1.0))])
+        difference = self.emit.sub(self.emit.constant(other), self.vector)
+        return Lane(self.emit, self.tape, difference, [(self, self.emit.constant(-1.0))])
 
     def __mul__(self, other: Lane | float) -> Lane:
-        emit = self.tape.emit
-        if not isinstance(other, Lane):
-            factor = emit.constant(other)
-            return Lane(self.tape, emit.mul(self.vector, factor), [(self, factor)])
-        return Lane(self.tape, emit.mul(self.vector, other.vector), [(self, other.vector), (other, self.vector)])
+        if isinstance(other, Lane):
+            factor, parents = other.vector, [(self, other.vector), (other, self.vector)]
+        else:
+            factor = self.emit.constant(other)
+            parents = [(self, factor)]
+        return Lane(self.emit, self.tape, self.emit.mul(self.vector, factor), parents)
 
 
-class Tape:
-    """The lanes of one formula in the order in which they were made."""
-
-    def __init__(self, emit: Any) -> None:
-        self.emit, self.lanes = emit, []
-
-    def leaf(self, vector: Any) -> Lane:
-        return Lane(self, vector, [])
-
-    def run_back(self) -> None:
-        """From the adjoints of the results to those of everything else."""
-        for lane in reversed(self.lanes):
-            if lane.adjoint is None:
-                continue
-            for parent, slope in lane.parents:
-                if parent.adjoint is None:
-                    parent.adjoint = self.emit.mul(lane.adjoint, slope)
-                else:
-                    parent.adjoint = self.emit.fma(lane.adjoint, slope, parent.adjoint)
+def pull_lanes(tape: list[Lane]) -> None:
+    """From the adjoints of the results to those of everything else."""
+    for lane in reversed(tape):
+        if lane.adjoint is None:
+            continue
+        for parent, slope in lane.parents:
+            if parent.adjoint is None:
+                parent.adjoint = lane.emit.mul(lane.adjoint, slope)
+            else:
+                parent.adjoint = lane.emit.fma(lane.adjoint, slope, parent.adjoint)
 
 
 def make_rotation(dtype: str, width: int) -> CoordinateMap:
     """Rotations of LANES tokens, and their gradient."""
     from numba import njit
 
-    lanes, size, count_coords, limit = LANES, width * width, width * (width - 1) // 2, largest_angle(dtype)
+    lanes, size, num_coords, limit = LANES, width * width, width * (width - 1) // 2, largest_angle(dtype)
     slopes = [k * weight for k, weight in enumerate(sine_series(dtype))][1:]
     num_angles = 2 if width == 4 else 1
     # Vectors of the scratch: coordinates, the step, the matrix or its cotangent, the gradients, and per angle x its cosine,
     # sin(x) / x and the derivative of that by x^2.
-    step_at = count_coords * lanes
+    step_at = num_coords * lanes
     matrix = step_at + lanes
     gradient = matrix + size * lanes
-    step_gradient = gradient + count_coords * lanes
+    step_gradient = gradient + num_coords * lanes
     angle, cosine, ratio, slope, scratch = (step_gradient + lanes + k * num_angles * lanes for k in range(5))
 
     def load(emit: Any, w: Any, base: int, number: int) -> list[Any]:
@@ -92,14 +97,14 @@ def make_rotation(dtype: str, width: int) -> CoordinateMap:
         for k, vector in enumerate(vectors):
             s[base + k * lanes] = vector
 
-    def turns(emit: Any, w: Any) -> tuple[Tape, list[Lane]]:
-        tape, (step,) = Tape(emit), load(emit, w, step_at, 1)
-        return tape, [tape.leaf(emit.mul(x, step)) for x in load(emit, w, 0, count_coords)]
+    def turns(emit: Any, w: Any) -> list[Lane]:
+        tape, (step,) = [], load(emit, w, step_at, 1)
+        return [Lane(emit, tape, emit.mul(x, step)) for x in load(emit, w, 0, num_coords)]
 
     @simd(dtype, lanes)
     def prepare(emit: Any, w: Any) -> None:
         build, scratch = emit.builder, Scratch(emit, w)
-        for k, square in enumerate(squared_angles(turns(emit, w)[1])):
+        for k, square in enumerate(squared_angles(turns(emit, w))):
             s = square.vector
             near = build.fcmp_ordered("<", s, emit.constant(SMALL))
             safe = build.select(near, emit.constant(1.0), s)
@@ -116,30 +121,31 @@ def make_rotation(dtype: str, width: int) -> CoordinateMap:
             for place, vector in zip((angle, cosine, ratio, slope), (x, cos, sinc, moved)):
                 scratch[place + k * lanes] = vector
 
-    def formula(emit: Any, w: Any) -> tuple[Tape, list[Lane], list[Lane]]:
-        (tape, leaves), s, trig = turns(emit, w), Scratch(emit, w), []
+    def formula(emit: Any, w: Any) -> tuple[list[Lane], list[Lane]]:
+        leaves, s, trig = turns(emit, w), Scratch(emit, w), []
         for k, square in enumerate(squared_angles(leaves)):
             cos, sinc, moved = (s[place + k * lanes] for place in (cosine, ratio, slope))
             # d cos(x) / d(x^2) = -sin(x) / (2 x).
             down = emit.mul(sinc, emit.constant(-0.5))
-            trig.append((Lane(tape, cos, [(square, down)]), Lane(tape, sinc, [(square, moved)])))
-        return tape, leaves, rotation_matrix(leaves, trig)
+            pair = (cos, down), (sinc, moved)
+            trig.append(tuple(Lane(emit, square.tape, vector, [(square, slope)]) for vector, slope in pair))
+        return leaves, rotation_matrix(leaves, trig)
 
     @simd(dtype, lanes)
     def multiply_out(emit: Any, w: Any) -> None:
-        store(emit, w, matrix, [entry.vector for entry in formula(emit, w)[2]])
+        store(emit, w, matrix, [entry.vector for entry in formula(emit, w)[1]])
 
     @simd(dtype, lanes)
     def pull_matrix(emit: Any, w: Any) -> None:
-        tape, leaves, entries = formula(emit, w)
+        leaves, entries = formula(emit, w)
         for entry, adjoint in zip(entries, load(emit, w, matrix, size)):
             # One lane may stand in two places of the matrix.
             entry.adjoint = adjoint if entry.adjoint is None else emit.add(entry.adjoint, adjoint)
-        tape.run_back()
+        pull_lanes(leaves[0].tape)
         pulled = [leaf.adjoint for leaf in leaves]
         (step,) = load(emit, w, step_at, 1)
         store(emit, w, gradient, [emit.mul(adjoint, step) for adjoint in pulled])
-        store(emit, w, step_gradient, [emit.dot(pulled, load(emit, w, 0, count_coords))])
+        store(emit, w, step_gradient, [emit.dot(pulled, load(emit, w, 0, num_coords))])
 
     @njit(inline="always")
     def measure(w):
@@ -162,14 +168,9 @@ def make_rotation(dtype: str, width: int) -> CoordinateMap:
         pull_matrix(w)
 
     lane_map = LaneMap(dtype, scratch, 0, step_at, fill)
-    return CoordinateMap(lane_map, None, matrix, gradient, step_gradient, pull_back)
+    return CoordinateMap(lane_map, num_coords, None, matrix, gradient, step_gradient, pull_back)
 
 
-def build_rotation(dtype: str, width: int, sizes: tuple[int, ...], backward: bool) -> Callable[..., None]:
-    """kernel(operands, start, stop) of a `coordinate_op`."""
-    return coordinate_kernel(width, width * (width - 1) // 2, make_rotation(dtype, width), backward)
-
-
-def rotation_lanes(dtype: str, width: int) -> LaneMap:
-    """The rotations of LANES tokens inside another kernel."""
-    return make_rotation(dtype, width).lanes
+def build_rotation(dtype: str, width: int, inline: Inline, backward: bool) -> Callable[..., None]:
+    """kernel(operands, start, stop) of a `coordinate_op`; the width says everything that `inline` does."""
+    return coordinate_kernel(width, make_rotation(dtype, width), backward)

@@ -1,4 +1,5 @@
-"""The two contracts of this package: a `Factor` has one coefficient, a `RightAction` family has K coordinates and a step.
+"""The two contracts of this package: a `Factor` has one coefficient, a `RightAction` family has K coordinates and a step; and
+the operator of torch by which a family runs its CPU kernel (`coordinate_op`).
 
 A family maps coordinates [.., K] and a step [..], whose leading shapes broadcast, to right actions R [.., P, P]. Shapes are
 checked, values are not: reading them would stall a GPU and break a graph. A step must be >= 0 for the stated bounds to hold.
@@ -7,14 +8,17 @@ checked, values are not: reading them would stall a GPU and break a graph. A ste
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Hashable, Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Hashable, Sequence
+from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from shippo_ssm._dtypes import compute_dtype
 from shippo_ssm._expect import expect_size
+from shippo_ssm.actions.kernels import Inline, Operands
+from shippo_ssm.dispatch import compute_dtype
+from shippo_ssm.engine import LANES, allocate, custom_op, differentiate
 
 
 class Factor(ABC):
@@ -46,20 +50,6 @@ class Factor(ABC):
     def inverse(self, coef: Tensor | float) -> Tensor:
         """exp(-coef G) [.., P, P], the inverse of `dense(coef)`."""
         return self.dense(-coef)
-
-
-class Inline(NamedTuple):
-    """How a CPU kernel can compute a family itself; see `lanes.py`.
-
-    `kind` is "rotation" (closed form), "split" (product of factors) or "exponential". `sizes` are the numbers of diagonals,
-    rotations and shears; all zero where the coordinates are the entries of the generator. A `diagonal` coordinate d stands
-    for -softplus(d) ("softplus") or -max(d, 0) ("clamp").
-    """
-
-    kind: str
-    sizes: tuple[int, int, int] = (0, 0, 0)
-    diagonal: str = "softplus"
-    bounded: bool = False
 
 
 class RightAction(nn.Module, ABC):
@@ -131,7 +121,7 @@ class RightAction(nn.Module, ABC):
         return f"width={self.width}, num_coordinates={self.num_coordinates}"
 
     def check(self, coords: Tensor, step: Tensor | float = 1.0) -> Tensor:
-        """Check the shapes of both arguments, and return the step as a tensor."""
+        """Check the shapes of both arguments; returns the step as a tensor with the leading shape of both."""
         op, wanted = type(self).__name__, f"[.., {self.num_coordinates}]"
         if not isinstance(coords, Tensor) or not coords.is_floating_point():
             raise ValueError(f"{op}: `coords` is {coords!r:.60}; expected a floating tensor {wanted}; convert it with .to()")
@@ -142,13 +132,12 @@ class RightAction(nn.Module, ABC):
             )
         step = torch.as_tensor(step, dtype=coords.dtype, device=coords.device) if not isinstance(step, Tensor) else step
         try:
-            torch.broadcast_shapes(coords.shape[:-1], step.shape)
+            return step.expand(torch.broadcast_shapes(coords.shape[:-1], step.shape))
         except RuntimeError:
             raise ValueError(
                 f"{op}: `step` has shape {tuple(step.shape)}; expected to broadcast with {tuple(coords.shape[:-1])}, the "
                 "leading shape of `coords`; expand or index it to match"
             ) from None
-        return step
 
 
 def entry_names(letter: str, width: int) -> list[str]:
@@ -156,10 +145,65 @@ def entry_names(letter: str, width: int) -> list[str]:
     return [f"{letter}[{i},{j}]" for i in range(width) for j in range(width)] if isinstance(width, int) else []
 
 
-def broadcast(coords: Tensor, step: Tensor) -> tuple[Tensor, Tensor]:
-    """Coordinates [.., K] and steps [..] with one leading shape and one dtype."""
-    shape = torch.broadcast_shapes(coords.shape[:-1], step.shape)
-    return coords.expand(*shape, -1), step.to(coords.dtype).expand(shape)
+def coordinate_op(name: str, kind: str, launch: Callable[..., None], formula: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """right = op(coords [.., K], step [..], width, sizes): the map of an `Inline(kind, *sizes)`, with a compiled gradient.
+
+    With create_graph=True the gradient is taken through the torch formula, which has a second derivative.
+
+    Args:
+        name: of the torch op, below `shippo::`.
+        kind: of the `Inline`.
+        launch: called with the number of blocks of LANES items, `Operands`, and dtype, width, inline and backward by name.
+            It fills `right`, or backward the gradients.
+        formula: the same map in torch, differentiable to any order; called as the op.
+    """
+
+    @custom_op(f"shippo::{name}")
+    def forward_op(coords: Tensor, step: Tensor, width: int, sizes: Sequence[int]) -> Tensor:
+        right, count = allocate(coords, (*step.shape, width, width)), step.numel()
+        operands, dtype = Operands(coords, step, right, None, None, None, count), str(coords.dtype).removeprefix("torch.")
+        launch(-(-count // LANES), operands, dtype=dtype, width=width, inline=Inline(kind, *sizes), backward=False)
+        return right
+
+    @custom_op(f"shippo::{name}_backward")
+    def backward_op(
+        coords: Tensor, step: Tensor, right: Tensor, cotangent: Tensor, sizes: Sequence[int]
+    ) -> tuple[Tensor, Tensor]:
+        (d_coords, d_step), count = (allocate(coords, tensor.shape) for tensor in (coords, step)), step.numel()
+        operands = Operands(coords, step, right, cotangent, d_coords, d_step, count)
+        width, dtype = right.shape[-1], str(coords.dtype).removeprefix("torch.")
+        launch(-(-count // LANES), operands, dtype=dtype, width=width, inline=Inline(kind, *sizes), backward=True)
+        return d_coords, d_step
+
+    def save(ctx, inputs, output) -> None:
+        coords, step, ctx.width, ctx.sizes = inputs
+        ctx.save_for_backward(coords, step, output)
+
+    def pull_back(ctx, cotangent: Tensor):
+        coords, step, right = ctx.saved_tensors
+        if not torch.is_grad_enabled():
+            return *backward_op(coords, step, right, cotangent, ctx.sizes), None, None
+        torch_map = partial(formula, width=ctx.width, sizes=ctx.sizes)
+        return *differentiate(torch_map, (coords, step), ctx.needs_input_grad[:2], (cotangent,)), None, None
+
+    forward_op.register_fake(lambda coords, step, width, sizes: coords.new_empty(*step.shape, width, width))
+    backward_op.register_fake(lambda coords, step, *_: (coords.new_empty(coords.shape), coords.new_empty(step.shape)))
+    forward_op.register_autograd(pull_back, setup_context=save)
+    register_vmap(forward_op, 2)
+    return forward_op
+
+
+def register_vmap(op: Any, num_tensors: int) -> None:
+    """Under `vmap`, call the op with the mapped axis first; its first arguments are tensors."""
+
+    def mapped(info: Any, in_dims: Sequence[int | None], *arguments: Any) -> tuple[Tensor, int]:
+        tensors = [
+            tensor.expand(info.batch_size, *tensor.shape) if dim is None else tensor.movedim(dim, 0)
+            for tensor, dim in zip(arguments[:num_tensors], in_dims)
+        ]
+        return op(*tensors, *arguments[num_tensors:]), 0
+
+    op.register_vmap(mapped)
 
 
 def check_state(action: Factor | RightAction, state: Tensor) -> None:

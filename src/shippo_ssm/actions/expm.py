@@ -12,6 +12,7 @@ is an op whose gradient is again an L, of those blocks, so derivatives of every 
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -20,11 +21,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from shippo_ssm._private import custom_op
 from shippo_ssm.actions._expm_cpu import NARROW, BlockOperands, LaneScheme, Operands, build_expm
-from shippo_ssm.actions.kernels import batch_first
+from shippo_ssm.actions.base import register_vmap
 from shippo_ssm.dispatch import choose_action, transform_reason
-from shippo_ssm.engine import LANES, Config, allocate, launch, launch_gpu
+from shippo_ssm.engine import LANES, Config, allocate, custom_op, launch, launch_gpu
 
 
 class Scheme(NamedTuple):
@@ -60,52 +60,30 @@ _COMPUTE = {
 }
 
 
-class Pair(NamedTuple):
-    """An element X + eps E of the dual numbers over matrices (eps^2 = 0); `tangent` None stands for a plain matrix."""
-
-    value: Tensor
-    tangent: Tensor | None
-
-    def times(self, other: Pair) -> Pair:
-        value = self.value @ other.value
-        if self.tangent is None or other.tangent is None:
-            return Pair(value, None)
-        return Pair(value, self.value @ other.tangent + self.tangent @ other.value)
-
-    def take(self, index: Tensor) -> Pair:
-        return Pair(self.value[index], None if self.tangent is None else self.tangent[index])
-
-    def put(self, index: Tensor, other: Pair) -> None:
-        self.value[index] = other.value
-        if self.tangent is not None and other.tangent is not None:
-            self.tangent[index] = other.tangent
+# A matrix [X], or an element X + eps E of the dual numbers over matrices (eps^2 = 0), [X, E].
+Dual = list[Tensor]
 
 
-def combine(weights: list[float], powers: list[Pair]) -> Pair:
+def times(x: Dual, y: Dual) -> Dual:
+    product = [x[0] @ y[0]]
+    return product if len(x) == 1 else [*product, x[0] @ y[1] + x[1] @ y[0]]
+
+
+def combine(weights: list[float], powers: list[Dual]) -> Dual:
     """weights[0] I + sum_k weights[k] powers[k - 1]."""
-    value = sum(weight * power.value for weight, power in zip(weights[1:], powers))
-    assert isinstance(value, Tensor)
+    value, *tangent = (functools.reduce(torch.add, map(torch.mul, parts, weights[1:])) for parts in zip(*powers))
     # Not in place: the ONNX exporter refuses a write into a diagonal.
-    value = value + weights[0] * torch.eye(value.shape[-1], dtype=value.dtype, device=value.device)
-    if powers[0].tangent is None:
-        return Pair(value, None)
-    tangent = sum(weight * power.tangent for weight, power in zip(weights[1:], powers) if power.tangent is not None)
-    assert isinstance(tangent, Tensor)
-    return Pair(value, tangent)
+    return [value + weights[0] * torch.eye(value.shape[-1], dtype=value.dtype, device=value.device), *tangent]
 
 
-def taylor(base: Pair, degree: int) -> Pair:
+def taylor(base: Dual, degree: int) -> Dual:
     """sum_{k <= degree} base^k / k! for a degree divisible by four: 3 products for the powers, degree / 4 - 1 for the rest."""
-    second = base.times(base)
-    powers = [base, second, base.times(second), second.times(second)]
+    second = times(base, base)
+    powers = [base, second, times(base, second), times(second, second)]
     weights = [1.0 / math.factorial(k) for k in range(degree + 1)]
     total = combine(weights[degree - 4 :], powers)
     for start in range(degree - 8, -1, -4):
-        product = powers[3].times(total)
-        low = combine(weights[start : start + 4], powers[:3])
-        total = Pair(product.value + low.value, None)
-        if product.tangent is not None and low.tangent is not None:
-            total = Pair(total.value, product.tangent + low.tangent)
+        total = list(map(torch.add, times(powers[3], total), combine(weights[start : start + 4], powers[:3])))
     return total
 
 
@@ -129,17 +107,17 @@ def scale_and_square(generator: Tensor, direction: Tensor | None) -> Tensor:
     finite = norm.isfinite()
     squarings = torch.log2(torch.where(finite, norm, 0).clamp_min(1e-30) / scheme.theta).ceil().clamp_min(0)
     scale = torch.where(finite, torch.exp2(-squarings), math.nan)[:, None, None]
-    tangent = None if direction is None else direction.detach().reshape(-1, width, width).to(dtype) * scale
-    result = taylor(Pair(matrix * scale, tangent), scheme.degree)
+    tangent = [] if direction is None else [direction.detach().reshape(-1, width, width).to(dtype) * scale]
+    result = taylor([matrix * scale, *tangent], scheme.degree)
     for done in range(int(squarings.amax().item())):
         (active,) = torch.nonzero(squarings > done, as_tuple=True)
         if len(active) == len(matrix):
-            result = result.times(result)
+            result = times(result, result)
         else:
-            part = result.take(active)
-            result.put(active, part.times(part))
-    out = result.value if result.tangent is None else result.tangent
-    return out.to(generator.dtype).reshape(shape)
+            part = [x[active] for x in result]
+            for x, square in zip(result, times(part, part)):
+                x[active] = square
+    return result[-1].to(generator.dtype).reshape(shape)
 
 
 def expm_formula(generator: Tensor) -> Tensor:
@@ -152,7 +130,7 @@ def expm_formula(generator: Tensor) -> Tensor:
     norm = matrix.detach().abs().sum(-2).amax(-1)[..., None, None]
     squarings = torch.log2(norm.clamp_min(1e-30) / scheme.theta).ceil().clamp_min(0)
     scale = torch.where(squarings <= MOST_SQUARINGS, torch.exp2(-squarings), math.nan)
-    result = taylor(Pair(matrix * scale, None), scheme.degree).value
+    (result,) = taylor([matrix * scale], scheme.degree)
     for done in range(MOST_SQUARINGS):
         result = torch.where(squarings > done, result @ result, result)
     return result.to(generator.dtype)
@@ -178,7 +156,7 @@ def kernel_scheme(dtype: str, arithmetic: str, width: int, largest: float = math
 
 
 def launch_schemes(
-    build: Callable, operands: Any, blocks: int, *, dtype: str, width: int, backward: bool, **constants: Any
+    build: Callable, blocks: int, operands: Any, *, dtype: str, width: int, backward: bool, **constants: Any
 ) -> None:
     """Run a kernel of exponentials: float32 matrices of moderate norm in their own precision, the rest in float64."""
     todo = np.ones(blocks, np.int8)
@@ -197,7 +175,7 @@ def run_cpu(generator: Tensor, direction: Tensor | None) -> Tensor:
     width, dtype = generator.shape[-1], str(generator.dtype).removeprefix("torch.")
     out, count = allocate(generator, generator.shape), generator.numel() // (width * width)
     operands = Operands(generator, direction, out, count)
-    launch_schemes(build_expm, operands, -(-count // LANES), dtype=dtype, width=width, backward=direction is not None)
+    launch_schemes(build_expm, -(-count // LANES), operands, dtype=dtype, width=width, backward=direction is not None)
     return out
 
 
@@ -265,17 +243,10 @@ def _frechet_backward(ctx, grad: Tensor):
     return diagonal, pulled[..., :width, width:], None
 
 
-def _register(op: Any, backward: Callable[..., Any]) -> None:
-    def batched(info: Any, in_dims: Any, *arguments: Any) -> tuple[Tensor, int]:
-        return op(*batch_first(info, in_dims, *arguments[:-1]), arguments[-1]), 0
-
-    op.register_fake(lambda generator, *_: torch.empty_like(generator, memory_format=torch.contiguous_format))
-    op.register_autograd(backward, setup_context=_save)
-    op.register_vmap(batched)
-
-
-_register(expm_op, _expm_backward)
-_register(frechet_op, _frechet_backward)
+for _op, _backward, _num_tensors in ((expm_op, _expm_backward, 1), (frechet_op, _frechet_backward, 2)):
+    _op.register_fake(lambda generator, *_: torch.empty_like(generator, memory_format=torch.contiguous_format))
+    _op.register_autograd(_backward, setup_context=_save)
+    register_vmap(_op, _num_tensors)
 
 
 def expm(generator: Tensor, *, backend: str = "auto") -> Tensor:

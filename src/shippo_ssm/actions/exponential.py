@@ -1,24 +1,21 @@
-"""R = exp(step A): what families of exponentials share, the CPU op from coordinates to R, and the three plain families."""
+"""R = exp(step A): what families of exponentials share, and the plain families."""
 
 from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Sequence
-from typing import Any, final
+from functools import partial
+from typing import final
 
 import torch
 from torch import Tensor, nn
 
-from shippo_ssm._dtypes import compute_dtype
 from shippo_ssm.actions._exponential_cpu import build_family
-from shippo_ssm.actions.base import Inline, RightAction, broadcast, entry_names, not_finite
+from shippo_ssm.actions.base import RightAction, coordinate_op, entry_names, not_finite
 from shippo_ssm.actions.expm import check_square, expm, launch_schemes
 from shippo_ssm.actions.factored import Factored, coefficients, make_factors, positive_part
-from shippo_ssm.actions.kernels import Operands, coordinate_op
-from shippo_ssm.dispatch import MAX_ACTION_WIDTH, choose_action, is_readable
-
-# The kinds of diagonal, by their number among the sizes of the op.
-DIAGONALS = ("softplus", "clamp")
+from shippo_ssm.actions.kernels import Inline
+from shippo_ssm.dispatch import MAX_ACTION_WIDTH, choose_action, compute_dtype, is_readable
 
 
 def contracted(generator: Tensor) -> Tensor:
@@ -36,25 +33,18 @@ def contracted(generator: Tensor) -> Tensor:
     return generator - excess[..., None, None] * torch.eye(width, dtype=generator.dtype, device=generator.device)
 
 
-def run_family(blocks: int, operands: Operands, *, sizes: tuple[int, ...], **constants: Any) -> None:
-    """exp(step A) or its gradient by the CPU kernel; `sizes` are those of the `Inline`, its kind of diagonal, and bounded."""
-    *counts, diagonal, bounded = sizes
-    inline = Inline("exponential", (counts[0], counts[1], counts[2]), DIAGONALS[diagonal], bool(bounded))
-    launch_schemes(build_family, operands, blocks, inline=inline, **constants)
-
-
 def family_formula(coords: Tensor, step: Tensor, width: int, sizes: Sequence[int]) -> Tensor:
-    """exp(step A) in torch, differentiable to any order; see `run_family`."""
-    *counts, diagonal, bounded = sizes
+    """exp(step A) in torch, differentiable to any order; `sizes` are those of the `Inline`."""
+    *counts, clamp, bounded = sizes
     if any(counts):
-        weights = coefficients(coords, torch.ones_like(step), counts[0], DIAGONALS[diagonal])
+        weights = coefficients(coords, torch.ones_like(step), counts[0], clamp)
         basis = torch.stack([factor.generator.flatten() for factor in make_factors(width, counts)])
         coords = weights @ basis.to(weights)
     matrix = coords.unflatten(-1, (width, width))
     return expm((contracted(matrix) if bounded else matrix) * step[..., None, None], backend="torch")
 
 
-exponential_op = coordinate_op("exponential", run_family, family_formula)
+exponential_op = coordinate_op("exponential", "exponential", partial(launch_schemes, build_family), family_formula)
 
 
 class Exponential(RightAction):
@@ -78,8 +68,8 @@ class Exponential(RightAction):
         coords = coords.to(compute_dtype(dtype))
         if inline is None or choose_action(type(self).__name__, (coords, step), self.width, 1, backend) != "fused":
             return expm(self._logarithm(coords, step), backend=backend).to(dtype)
-        sizes = (*inline.sizes, DIAGONALS.index(inline.diagonal), inline.bounded)
-        return exponential_op(*broadcast(coords, step), self.width, sizes).to(dtype)
+        coords = coords.expand(*step.shape, -1)
+        return exponential_op(coords, step.to(coords.dtype), self.width, inline[1:]).to(dtype)
 
     def inverse(self, coords: Tensor, step: Tensor | float) -> Tensor:
         return expm(-self._logarithm(coords, step)).to(coords.dtype)
@@ -107,7 +97,32 @@ class FactoredExponential(Factored, Exponential):
     def inline(self) -> Inline | None:
         if self.p is not None or self.width > MAX_ACTION_WIDTH:
             return None
-        return Inline("exponential", self.sizes, self.diagonal_kind, self.bounded)
+        return Inline("exponential", *self.sizes, self.clamp, int(self.bounded))
+
+
+@final
+class Dissipative(FactoredExponential):
+    """R = exp(step (A - Diag(max(d, 0)))) with A skew, as in `Orthogonal`: ||R||_2 <= 1, P (P - 1) / 2 + P coordinates.
+
+    The symmetric part of the generator is -Diag(max(d, 0)), so no row gets longer; where d > 0 it fades. d[i] come first, then
+    theta[i,j]. Why the maximum: the start d = 0 must be the identity exactly and must have a slope. A softplus never reaches
+    zero and a square has no slope there. The maximum, with the slope of its right side at zero, has both.
+
+    Example:
+        >>> import torch
+        >>> family = Dissipative(4)
+        >>> family.dense(family.init_coordinates(), 1.0).equal(torch.eye(4)), family.stable
+        (True, True)
+    """
+
+    clamp = 1
+
+    def __init__(self, width: int) -> None:
+        super().__init__(width, diagonal=True, rotations=True, shears=False)
+
+    @property
+    def stable(self) -> bool:
+        return True
 
 
 @final
@@ -128,7 +143,7 @@ class DenseExp(Exponential):
 
     @property
     def inline(self) -> Inline | None:
-        return None if self.width > MAX_ACTION_WIDTH else Inline("exponential", bounded=self.bounded)
+        return None if self.width > MAX_ACTION_WIDTH else Inline("exponential", bounded=int(self.bounded))
 
 
 @final

@@ -10,11 +10,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from shippo_ssm._dtypes import compute_dtype
 from shippo_ssm._expect import expect_size
 from shippo_ssm._private import real_numbers
 from shippo_ssm.actions.base import Factor, RightAction
 from shippo_ssm.actions.factors import Diagonal, RankOne, Rotation, Shear
+from shippo_ssm.dispatch import compute_dtype
 
 # Raw diagonal coordinate at which a softplus diagonal starts: softplus(-6) = 0.0025, so a unit step keeps 99.75 % of a column.
 START = -6.0
@@ -37,12 +37,12 @@ def positive_part(x: Tensor) -> Tensor:
     return torch.where(x < 0, 0.0, x)
 
 
-def coefficients(coords: Tensor, step: Tensor, num_diagonal: int, diagonal: str = "softplus") -> Tensor:
+def coefficients(coords: Tensor, step: Tensor, num_diagonals: int, clamp: int = 0) -> Tensor:
     """The coefficient of every factor [.., K]: step coords, and -step softplus(d) or -step max(d, 0) on the diagonal."""
     dtype = compute_dtype(coords.dtype)
     coords, step = coords.to(dtype), step.to(dtype).unsqueeze(-1)
-    decay, rest = coords[..., :num_diagonal], coords[..., num_diagonal:]
-    if diagonal == "clamp":
+    decay, rest = coords[..., :num_diagonals], coords[..., num_diagonals:]
+    if clamp:
         return step * torch.cat([-positive_part(decay), rest], -1)
     return torch.cat([-(step * F.softplus(decay)).clamp_max(largest_decay(dtype)), step * rest], -1)
 
@@ -71,8 +71,8 @@ class Factored(RightAction):
         bounded: hold ||R||_2 <= 1, by the family's own means.
     """
 
-    # What a diagonal coordinate stands for (`Inline.diagonal`), and whether `bounded` works with rank-one factors.
-    diagonal_kind = "softplus"
+    # `Inline.clamp`, and whether `bounded` works with rank-one factors.
+    clamp = 0
     bounds_rank_one = True
 
     def __init__(
@@ -115,7 +115,7 @@ class Factored(RightAction):
 
     def coefficients(self, coords: Tensor, step: Tensor) -> Tensor:
         """The coefficient of every factor [.., K]."""
-        return coefficients(coords, step, self.sizes[0], self.diagonal_kind)
+        return coefficients(coords, step, self.sizes[0], self.clamp)
 
     def matrix(self, coords: Tensor) -> Tensor:
         """The sum of all generators times their coefficients at a unit step, [.., P, P]."""
@@ -127,7 +127,7 @@ class Factored(RightAction):
 
     def init_coordinates(self, memory_length: float | None = None) -> Tensor:
         start = torch.zeros(self.num_coordinates)
-        if self.diagonal_kind == "softplus":
+        if not self.clamp:
             # The inverse of the softplus: the diagonal fades over `memory_length` unit steps.
             start[: self.sizes[0]] = START if memory_length is None else math.log(math.expm1(1 / memory_length))
         return start

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from shippo_ssm.actions.base import RightAction
-from shippo_ssm.actions.dissipative import Dissipative
-from shippo_ssm.actions.exponential import DenseExp, Structured
+from shippo_ssm.actions.exponential import DenseExp, Dissipative, Structured
 from shippo_ssm.actions.given import Identity
 from shippo_ssm.actions.orthogonal import Orthogonal
 from shippo_ssm.actions.split import SplitFlow

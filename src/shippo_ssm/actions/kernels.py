@@ -1,20 +1,30 @@
-"""The CPU op from coordinates to right actions: a compiled kernel with its gradient.
-
-`engine.launch` compiles the kernel of `_NAME_cpu.py` for a dtype and width on first use and shares the blocks of LANES items
-between threads. On a GPU the exponential has a kernel (`_expm_triton.py`); split products run in torch.
-"""
+"""What the CPU kernels `_NAME_cpu.py` share: vectors of a scratch array, maps from coordinates to matrices, and sine, cosine,
+root, sigmoid and softplus of vectors (see `engine/emitter.py`)."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
-import torch
-from torch import Tensor
 
-from shippo_ssm._private import custom_op
-from shippo_ssm.engine import LANES, LaneMap, allocate, block_reader, block_writer
+from shippo_ssm.engine import LANES, LaneMap, block_reader, block_writer
+
+
+class Inline(NamedTuple):
+    """How a CPU kernel computes a family: `kind` is "rotation" (closed form), "split" (product of factors) or "exponential".
+
+    Without factors the coordinates are the entries of the generator. A diagonal coordinate d stands for -max(d, 0) if `clamp`,
+    otherwise for -softplus(d). All numbers are integers, as an operator of torch takes them.
+    """
+
+    kind: str
+    num_diagonals: int = 0
+    num_rotations: int = 0
+    num_shears: int = 0
+    clamp: int = 0
+    bounded: int = 0
 
 
 class Scratch:
@@ -37,6 +47,8 @@ class CoordinateMap(NamedTuple):
     """A map from coordinates [K, LANES] and steps [LANES] to matrices [P P, LANES] in a scratch array, and its gradient."""
 
     lanes: LaneMap
+    num_coords: int
+    """K."""
     matrix: int | None
     """Where `pull_back` needs the matrices; `None` where it does not."""
     cotangent: int
@@ -58,11 +70,11 @@ class Operands(NamedTuple):
     count: int
 
 
-def coordinate_kernel(width: int, count_coords: int, maps: CoordinateMap, backward: bool) -> Callable[..., None]:
+def coordinate_kernel(width: int, maps: CoordinateMap, backward: bool) -> Callable[..., None]:
     """kernel(operands, start, stop) of a `CoordinateMap` for `Operands`."""
-    (dtype, scratch, coords_at, step_at, fill), matrix_at, cotangent_at, d_coords_at, d_step_at, pull_back = maps
+    (dtype, scratch, coords_at, step_at, fill), num_coords, matrix_at, cotangent_at, d_coords_at, d_step_at, pull_back = maps
     element, lanes, has_matrix, matrix_at = np.dtype(dtype), LANES, matrix_at is not None, matrix_at or 0
-    read_coords, write_coords = (block(dtype, dtype, count_coords) for block in (block_reader, block_writer))
+    read_coords, write_coords = (block(dtype, dtype, num_coords) for block in (block_reader, block_writer))
     read_step, write_step = (block(dtype, dtype, 1) for block in (block_reader, block_writer))
     read_matrix, write_matrix = (block(dtype, dtype, width * width) for block in (block_reader, block_writer))
 
@@ -87,69 +99,83 @@ def coordinate_kernel(width: int, count_coords: int, maps: CoordinateMap, backwa
     return kernel
 
 
-def coordinate_op(name: str, launch: Callable[..., None], formula: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    """right = op(coords [.., K], step [..], width, sizes): a map from coordinates to matrices with a compiled gradient.
+def largest_angle(dtype: str) -> float:
+    """The largest angle that `sine_and_cosine` reduces exactly enough; the C library takes larger ones."""
+    return 1e3 if dtype == "float32" else 1e5
 
-    With create_graph=True the gradient is taken through the torch formula, which has a second derivative.
 
-    Args:
-        name: of the torch op, below `shippo::`.
-        launch: called with the number of blocks of LANES items, `Operands`, and dtype, width, sizes and backward by name.
-            It fills `right`, or backward the gradients.
-        formula: the same map in torch, differentiable to any order.
+def sine_series(dtype: str) -> list[float]:
+    """Coefficients of sin(x) / x in powers of x^2, for |x| <= pi / 4."""
+    return [(-1.0) ** k / math.factorial(2 * k + 1) for k in range(5 if dtype == "float32" else 9)]
+
+
+def cosine_series(dtype: str) -> list[float]:
+    """Coefficients of cos(x) in powers of x^2, for |x| <= pi / 4."""
+    return [(-1.0) ** k / math.factorial(2 * k) for k in range(6 if dtype == "float32" else 10)]
+
+
+def polynomial(emit: Any, coefficients: Sequence[float], x: Any) -> Any:
+    """sum_k coefficients[k] x^k by Horner's rule."""
+    total = emit.constant(coefficients[-1])
+    for coefficient in reversed(coefficients[:-1]):
+        total = emit.fma(total, x, emit.constant(coefficient))
+    return total
+
+
+def sine_and_cosine(emit: Any, angle: Any) -> tuple[Any, Any]:
+    """sin and cos of angles up to `largest_angle`: quarter turns off, a polynomial, and the quadrant back on."""
+    from llvmlite import ir
+
+    build, lanes, single = emit.builder, emit.lanes, emit.dtype == "float32"
+    quarter = (1.5703125, 4.837512969970703125e-4, 7.54978995489188216e-8)
+    if not single:
+        quarter = (1.57079632673412561417, 6.07710050630396597660e-11, 2.02226624879595063154e-21)
+    magic = 1.5 * 2.0 ** (23 if single else 52)
+    shifted = emit.fma(angle, emit.constant(2.0 / math.pi), emit.constant(magic))
+    turns = build.fneg(build.fsub(shifted, emit.constant(magic)))
+    rest = angle
+    for piece in quarter:
+        rest = emit.fma(turns, emit.constant(piece), rest)
+    square = emit.mul(rest, rest)
+    sin = emit.mul(polynomial(emit, sine_series(emit.dtype), square), rest)
+    cos = polynomial(emit, cosine_series(emit.dtype), square)
+    bits = ir.VectorType(ir.IntType(32 if single else 64), lanes)
+    quadrant = build.bitcast(shifted, bits)
+
+    def bit(vector: Any, mask: int) -> Any:
+        return build.icmp_unsigned("!=", build.and_(vector, bits([mask] * lanes)), bits([0] * lanes))
+
+    odd = bit(quadrant, 1)
+    sin, cos = build.select(odd, cos, sin), build.select(odd, sin, cos)
+    sin = build.select(bit(quadrant, 2), build.fneg(sin), sin)
+    cos = build.select(bit(build.add(quadrant, bits([1] * lanes)), 2), build.fneg(cos), cos)
+    return sin, cos
+
+
+def square_root(emit: Any, x: Any) -> Any:
+    from llvmlite import ir
+    from numba.core import cgutils
+
+    name = f"llvm.sqrt.v{emit.lanes}f{32 if emit.dtype == 'float32' else 64}"
+    kind = ir.FunctionType(emit.vector, [emit.vector])
+    return emit.builder.call(cgutils.get_or_insert_function(emit.builder.module, kind, name), [x])
+
+
+def softplus(emit: Any, x: Any) -> tuple[Any, Any]:
+    """log(1 + exp(x)) and its derivative, the sigmoid of x.
+
+    With t = exp(-|x|) and z = t / (2 + t) <= 1/3, log1p(t) = 2 z (1 + z^2 / 3 + z^4 / 5 + ..).
     """
-
-    def run(operands: Operands, width: int, sizes: Sequence[int]) -> None:
-        dtype, backward = str(operands.coords.dtype).removeprefix("torch."), operands.cotangent is not None
-        launch(-(-operands.count // LANES), operands, dtype=dtype, width=width, sizes=tuple(sizes), backward=backward)
-
-    @custom_op(f"shippo::{name}")
-    def forward_op(coords: Tensor, step: Tensor, width: int, sizes: Sequence[int]) -> Tensor:
-        right = allocate(coords, (*step.shape, width, width))
-        run(Operands(coords, step, right, None, None, None, step.numel()), width, sizes)
-        return right
-
-    @custom_op(f"shippo::{name}_backward")
-    def backward_op(
-        coords: Tensor, step: Tensor, right: Tensor, cotangent: Tensor, sizes: Sequence[int]
-    ) -> tuple[Tensor, Tensor]:
-        d_coords, d_step = (allocate(coords, tensor.shape) for tensor in (coords, step))
-        run(Operands(coords, step, right, cotangent, d_coords, d_step, step.numel()), right.shape[-1], sizes)
-        return d_coords, d_step
-
-    @forward_op.register_fake
-    def _(coords: Tensor, step: Tensor, width: int, sizes: Sequence[int]) -> Tensor:
-        return coords.new_empty(*step.shape, width, width)
-
-    @backward_op.register_fake
-    def _(coords, step, right, cotangent, sizes) -> tuple[Tensor, Tensor]:
-        return coords.new_empty(coords.shape), coords.new_empty(step.shape)
-
-    def save(ctx, inputs, output) -> None:
-        coords, step, ctx.width, ctx.sizes = inputs
-        ctx.save_for_backward(coords, step, output)
-
-    def pull_back(ctx, cotangent: Tensor):
-        coords, step, right = ctx.saved_tensors
-        if not torch.is_grad_enabled():
-            return *backward_op(coords, step, right, cotangent, ctx.sizes), None, None
-        wanted = [tensor for tensor in (coords, step) if tensor.requires_grad]
-        right = formula(coords, step, ctx.width, ctx.sizes)
-        gradients = iter(torch.autograd.grad(right, wanted, cotangent, create_graph=True))
-        return *(next(gradients) if tensor.requires_grad else None for tensor in (coords, step)), None, None
-
-    forward_op.register_autograd(pull_back, setup_context=save)
-
-    @forward_op.register_vmap
-    def _(info, in_dims, coords: Tensor, step: Tensor, width: int, sizes: Sequence[int]):
-        return forward_op(*batch_first(info, in_dims, coords, step), width, sizes), 0
-
-    return forward_op
+    build, zero, one = emit.builder, emit.constant(0.0), emit.constant(1.0)
+    logarithm = [2.0 / (2 * k + 1) for k in range(8 if emit.dtype == "float32" else 18)]
+    below = build.fcmp_ordered("<", x, zero)
+    t = emit.exp2(emit.mul(build.select(below, x, build.fneg(x)), emit.constant(1.0 / math.log(2.0))))
+    z = build.fdiv(t, emit.add(t, emit.constant(2.0)))
+    plus = emit.fma(polynomial(emit, logarithm, emit.mul(z, z)), z, build.select(below, zero, x))
+    return plus, build.fdiv(build.select(below, t, one), emit.add(one, t))
 
 
-def batch_first(info: Any, in_dims: Sequence[int | None], *tensors: Tensor) -> list[Tensor]:
-    """Operands of an op under `vmap` with the mapped axis first."""
-    return [
-        tensor.expand(info.batch_size, *tensor.shape) if dim is None else tensor.movedim(dim, 0)
-        for tensor, dim in zip(tensors, in_dims)
-    ]
+def sigmoid(emit: Any, x: Any) -> Any:
+    """1 / (1 + exp(-x))."""
+    one = emit.constant(1.0)
+    return emit.builder.fdiv(one, emit.add(one, emit.exp2(emit.mul(x, emit.constant(-1.0 / math.log(2.0))))))

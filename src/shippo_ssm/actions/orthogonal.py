@@ -8,14 +8,14 @@ from typing import final
 from torch import Tensor
 
 from shippo_ssm.actions._rotation_cpu import build_rotation
-from shippo_ssm.actions.base import Inline, broadcast
+from shippo_ssm.actions.base import coordinate_op
 from shippo_ssm.actions.exponential import FactoredExponential
-from shippo_ssm.actions.kernels import coordinate_op
+from shippo_ssm.actions.kernels import Inline
 from shippo_ssm.actions.rotation import WIDTHS, rotation
 from shippo_ssm.dispatch import choose_action
 from shippo_ssm.engine import launch
 
-rotation_op = coordinate_op("rotation", partial(launch, build_rotation), rotation)
+rotation_op = coordinate_op("rotation", "rotation", partial(launch, build_rotation), rotation)
 
 
 @final
@@ -50,7 +50,7 @@ class Orthogonal(FactoredExponential):
         if kernel == "triton":
             # The closed form has a CPU kernel only; a GPU takes the kernel of the exponential.
             return super().dense(coords, step, backend=backend)
-        return rotation_op(*broadcast(coords, step), self.width, self.sizes)
+        return rotation_op(coords.expand(*step.shape, -1), step.to(coords.dtype), self.width, [])
 
     def inverse(self, coords: Tensor, step: Tensor | float) -> Tensor:
         """R^{-1}, the rotation by the opposite angles."""

@@ -20,7 +20,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from shippo_ssm._dtypes import compute_dtype
+from shippo_ssm.dispatch import compute_dtype
 
 WIDTHS = (2, 3, 4)
 

@@ -9,12 +9,11 @@ from typing import final
 import torch
 from torch import Tensor
 
-from shippo_ssm._dtypes import compute_dtype
 from shippo_ssm.actions._split_cpu import build_split
-from shippo_ssm.actions.base import Inline, broadcast, check_state
+from shippo_ssm.actions.base import check_state, coordinate_op
 from shippo_ssm.actions.factored import Factored, apply_factors, coefficients, identity_columns, make_factors
-from shippo_ssm.actions.kernels import coordinate_op
-from shippo_ssm.dispatch import MAX_ACTION_WIDTH, choose_action
+from shippo_ssm.actions.kernels import Inline
+from shippo_ssm.dispatch import MAX_ACTION_WIDTH, choose_action, compute_dtype
 from shippo_ssm.engine import launch
 
 
@@ -24,14 +23,14 @@ def shear_shrink(coef: Tensor) -> Tensor:
 
 
 def split_product(coords: Tensor, step: Tensor, width: int, sizes: Sequence[int]) -> Tensor:
-    """R [.., P, P] in torch; `sizes` as in `build_split`."""
-    *counts, bounded = sizes
+    """R [.., P, P] in torch; `sizes` are those of the `Inline`."""
+    *counts, _, bounded = sizes
     coef = coefficients(coords, step, counts[0])
     right = apply_factors(identity_columns(width, coef), make_factors(width, counts), coef)
     return (right * shear_shrink(coef[..., counts[0] + counts[1] :]) if bounded else right).to(coords.dtype)
 
 
-split_op = coordinate_op("split_flow", partial(launch, build_split), split_product)
+split_op = coordinate_op("split_flow", "split", partial(launch, build_split), split_product)
 
 
 @final
@@ -71,7 +70,7 @@ class SplitFlow(Factored):
     def inline(self) -> Inline | None:
         if self.p is not None or self.width > MAX_ACTION_WIDTH:
             return None
-        return Inline("split", self.sizes, bounded=self.bounded)
+        return Inline("split", *self.sizes, bounded=int(self.bounded))
 
     def dense(self, coords: Tensor, step: Tensor | float, *, backend: str = "auto") -> Tensor:
         """R [.., P, P].
@@ -86,9 +85,8 @@ class SplitFlow(Factored):
             coef = self.coefficients(coords, step)
             right = apply_factors(identity_columns(self.width, coef), self.factors, coef).to(coords.dtype)
             return (right * self._shrink(coords, step)).to(coords.dtype) if self.bounded else right
-        coords, step = broadcast(coords, step)
-        inner = sum(self.sizes)
-        right = split_op(coords[..., :inner], step, self.width, (*self.sizes, int(self.bounded)))
+        coords, step, inner = coords.expand(*step.shape, -1), step.to(coords.dtype), sum(self.sizes)
+        right = split_op(coords[..., :inner], step, self.width, [*self.sizes, 0, int(self.bounded)])
         if self.p is None:
             return right
         return apply_factors(right.unbind(-1), self.rank_one_factors(), step.unsqueeze(-1) * coords[..., inner:])

@@ -8,7 +8,7 @@ from shippo_ssm.engine.cache import cache_directory
 from shippo_ssm.engine.emitter import Emitter, Pointer, Variable, register_lanes, simd, simd_lanes, tile_columns
 from shippo_ssm.engine.gpu import Config, has_packed_float32, launch_gpu
 from shippo_ssm.engine.memory import recycled, release_memory
-from shippo_ssm.engine.run import allocate, differentiate, launch, launch_raw
+from shippo_ssm.engine.run import allocate, custom_op, differentiate, launch
 
 __all__ = [
     "LANES",
@@ -21,11 +21,11 @@ __all__ = [
     "block_reader",
     "block_writer",
     "cache_directory",
+    "custom_op",
     "differentiate",
     "has_packed_float32",
     "launch",
     "launch_gpu",
-    "launch_raw",
     "recycled",
     "register_lanes",
     "release_memory",

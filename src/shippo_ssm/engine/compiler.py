@@ -4,9 +4,9 @@ A kernel is written as a *builder*: a module-level function that takes compile-t
 a plain Python function kernel(operands, start, stop), where `operands` is a named tuple of flat arrays, integers and
 further named tuples. `compile_kernel` runs the builder and compiles what it returns.
 
-Nothing here imports Numba until then. Other users of Numba in the process never see our settings of the compiler. Machine code
-is kept below `cache_directory()`, one file for each (builder, constants, operand types, source text, processor, Numba version).
-Compiling takes no threads: Numba and llvmlite hold one lock each for the whole process.
+Nothing here imports Numba until then. Machine code is kept below `cache_directory()`, one file for each (builder, constants,
+operand types, source text, processor, Numba version). Compiling takes no threads: Numba and llvmlite hold one lock each for the
+whole process.
 """
 
 from __future__ import annotations
@@ -77,13 +77,12 @@ def compile_result(builder: Callable[..., Callable], kinds: Kinds, constants: di
     flags: dict[str, Any] = {"nogil": True, "fastmath": {"contract"}, "error_model": "numpy", "boundscheck": False}
     dispatcher: Any = numba.njit(builder(**constants), **flags)
     name = f"{builder.__name__}({', '.join(f'{k}={v}' for k, v in constants.items())})"
-    with _private.slp_vectorizer():
-        # Traces may name instructions that LLVM has no words for.
-        binding.initialize_native_asmparser()
-        begin = time.perf_counter()
-        _announce(name)
-        dispatcher.compile((_record_type(iter(kinds)), numba.int64, numba.int64))
-        logger.info(COMPILED, name, time.perf_counter() - begin)
+    # Traces may name instructions that LLVM has no words for.
+    binding.initialize_native_asmparser()
+    begin = time.perf_counter()
+    _announce(name)
+    dispatcher.compile((_record_type(iter(kinds)), numba.int64, numba.int64))
+    logger.info(COMPILED, name, time.perf_counter() - begin)
     (result,) = dispatcher.overloads.values()
     return result
 
@@ -129,11 +128,9 @@ def _digest(builder: Callable, kinds: Kinds, constants: dict[str, Any]) -> str:
     machine = (_private.target_machine(), LANES, numba.__version__, platform.python_version())
     what = (builder.__module__, builder.__qualname__, fields, sorted(constants.items()), machine)
     digest = hashlib.sha256(repr(what).encode())
-    for file in sorted(
-        _sources(builder) | {Path(__file__).with_name(f"{name}.py") for name in ("compiler", "emitter", "blocks")}
-    ):
-        if file.exists():
-            digest.update(file.read_bytes())
+    own = {Path(__file__).with_name(f"{name}.py") for name in ("compiler", "emitter", "blocks")}
+    for file in filter(Path.exists, sorted(_sources(builder) | own)):
+        digest.update(file.read_bytes())
     return digest.hexdigest()[:32]
 
 
@@ -145,13 +142,10 @@ def _sources(builder: Callable) -> set[Path]:
         file = Path(inspect.getfile(thing))
         if file not in files:
             files.add(file)
-            left += [taken for taken in vars(inspect.getmodule(thing) or builder).values() if _ours(taken)]
+            names = vars(inspect.getmodule(thing) or builder).values()
+            taken = [x for x in names if inspect.isfunction(x) or inspect.isclass(x)]
+            left += [x for x in taken if x.__module__.startswith("shippo_ssm.")]
     return files
-
-
-def _ours(thing: Any) -> bool:
-    """Whether `thing` is a function or class of this package."""
-    return (inspect.isfunction(thing) or inspect.isclass(thing)) and thing.__module__.startswith("shippo_ssm.")
 
 
 def _announce(name: str) -> None:

@@ -422,10 +422,6 @@ class Emitter:
             vector = self.builder.fadd(self._shuffle(vector, vector, low), self._shuffle(vector, vector, high))
         return vector
 
-    def total(self, vector: Any) -> Any:
-        """The sum of all lanes, in every lane."""
-        return self.lane(self.fold(vector, 1), 0)
-
     def store_sums(self, array: Pointer, index: Any, vectors: Sequence[Any], *, streamed: bool = False) -> None:
         """array[index + i] = sum over the lanes of vectors[i]; `streamed` as in `store`, four at a time."""
         for first in range(0, len(vectors), 4):

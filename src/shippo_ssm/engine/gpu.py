@@ -13,8 +13,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from shippo_ssm._dtypes import compute_dtype
-from shippo_ssm.dispatch import is_interpreted
+from shippo_ssm.dispatch import compute_dtype, is_interpreted
 
 
 class Config(NamedTuple):

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import math
 import os
+import sys
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -18,7 +19,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from shippo_ssm._private import openmp_parallel
+from shippo_ssm._private import openmp_parallel, private
 from shippo_ssm.engine.compiler import Kernel, compile_kernel
 from shippo_ssm.engine.memory import recycled
 from shippo_ssm.engine.team import SLICES_PER_THREAD, run_team
@@ -34,6 +35,26 @@ _lock = threading.RLock()
 # The address of OpenMP's call for a team of threads, 0 where there is none, `None` before it is looked for.
 _parallel: int | None = None
 _pool: ThreadPoolExecutor | None = None
+
+
+def custom_op(name: str, schema: str | None = None) -> Callable[[Callable[..., Any]], Any]:
+    """`torch.library.custom_op` without mutated arguments, whose first call does not import torch's compiler, a second's work.
+
+    Torch keeps its compiler from tracing into a kernel; where the compiler is not loaded nothing can trace.
+    """
+
+    def decorate(function: Callable[..., Any]) -> Any:
+        op = torch.library.custom_op(name, mutates_args=(), schema=schema)(function)
+        kernels = private(op, "_backend_fns", "torch")
+        guarded = kernels[None]
+
+        def call(*arguments: Any) -> Any:
+            return (guarded if "torch._dynamo" in sys.modules else function)(*arguments)
+
+        kernels[None] = call
+        return op
+
+    return decorate
 
 
 def differentiate(
@@ -52,7 +73,13 @@ def differentiate(
 
 
 def launch(
-    builder: Callable[..., Callable], count: int, operands: Any, /, min_items_per_thread: int = 1, **constants: Any
+    builder: Callable[..., Callable],
+    count: int,
+    operands: Any,
+    /,
+    min_items_per_thread: int = 1,
+    raw: bool = False,
+    **constants: Any,
 ) -> None:
     """Run the kernel `builder(**constants)` on `operands` for all items of `range(count)`, on all threads.
 
@@ -65,41 +92,29 @@ def launch(
             kernel sees the same record with flat contiguous arrays, empty ones for `None` (of the dtype of the field
             before). Tensors that it writes must be contiguous already.
         min_items_per_thread: items that are worth a thread of their own.
+        raw: the record holds integers alone, addresses and sizes: a call costs little more than its kernel.
         constants: keyword arguments of the builder; hashable, with a `repr` that tells them apart.
     """
     kinds: list[Any] = []
-    flat = _flatten(operands, kinds)
+    flat = operands if raw else _flatten(operands, kinds)
     key = (builder, *kinds, *constants.items())
-    kernel = _kernels.get(key) or _compiled(key, builder, kinds, constants)
-    _run(kernel, flat, count, min_items_per_thread)
-
-
-def launch_raw(
-    builder: Callable[..., Callable], count: int, operands: Any, /, min_items_per_thread: int = 1, **constants: Any
-) -> None:
-    """`launch` for a record of integers alone, addresses and sizes: a call costs little more than its kernel."""
-    key = (builder, *constants.items())
     kernel = _kernels.get(key)
     if kernel is None:
-        kinds: list[Any] = []
-        _flatten(operands, kinds)
-        kernel = _compiled(key, builder, kinds, constants)
-    _run(kernel, operands, count, min_items_per_thread)
-
-
-def _run(kernel: Kernel, operands: tuple, count: int, min_items_per_thread: int) -> None:
-    """The kernel on all items and as many threads as torch has, which take `min_items_per_thread` items at least."""
+        if raw:
+            _flatten(operands, kinds)
+        with _lock:
+            kernel = _kernels[key] = _kernels.get(key) or compile_kernel(builder, tuple(kinds), constants)
     num_threads = 1 if count < 2 * min_items_per_thread else min(torch.get_num_threads(), _CORES, count)
     if num_threads <= 1:
-        kernel.call(operands, 0, count)
+        kernel.call(flat, 0, count)
         return
     global _parallel
     if _parallel is None:
         _parallel = openmp_parallel()
     if _parallel:
-        run_team(kernel.address, operands, count, num_threads, _parallel)
+        run_team(kernel.address, flat, count, num_threads, _parallel)
     else:
-        _run_pool(kernel, operands, count, num_threads)
+        _run_pool(kernel, flat, count, num_threads)
 
 
 def _run_pool(kernel: Kernel, operands: tuple, count: int, num_threads: int) -> None:
@@ -126,14 +141,6 @@ def _run_pool(kernel: Kernel, operands: tuple, count: int, num_threads: int) -> 
         for helper in helpers:
             if not helper.cancel():
                 helper.result()
-
-
-def _compiled(key: tuple, builder: Callable, kinds: list[Any], constants: dict[str, Any]) -> Kernel:
-    with _lock:
-        kernel = _kernels.get(key)
-        if kernel is None:
-            kernel = _kernels[key] = compile_kernel(builder, tuple(kinds), constants)
-        return kernel
 
 
 def allocate(like: torch.Tensor, shape: tuple[int, ...], dtype: torch.dtype | None = None) -> torch.Tensor:

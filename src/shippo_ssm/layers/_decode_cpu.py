@@ -15,8 +15,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from shippo_ssm.actions._trig import sigmoid, softplus
-from shippo_ssm.actions.base import Inline
+from shippo_ssm.actions.kernels import Inline, sigmoid, softplus
 from shippo_ssm.actions.lanes import right_lanes
 from shippo_ssm.engine import LANES, Emitter, Pointer, register_lanes, simd
 

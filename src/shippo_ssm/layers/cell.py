@@ -24,8 +24,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.distributed import ProcessGroup
 
-from shippo_ssm._dtypes import compute_dtype
-from shippo_ssm.dispatch import uses_gpu_step
+from shippo_ssm.dispatch import compute_dtype, uses_gpu_step
 from shippo_ssm.engine import has_packed_float32, launch_gpu
 from shippo_ssm.layers.halo import halo
 from shippo_ssm.layers.mixer import Segment

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from shippo_ssm.dispatch import direct_reason, is_readable
-from shippo_ssm.engine import differentiate, launch_raw
+from shippo_ssm.engine import differentiate, launch
 from shippo_ssm.layers._conv_cpu import Conv, ConvGradient, build_conv, build_conv_gradient
 from shippo_ssm.layers.halo import halo
 from shippo_ssm.layers.mixer import WHOLE, Segment
@@ -43,7 +43,7 @@ class _Convolved(torch.autograd.Function):
         y = row.new_empty(batch, long - taps + 1, channels)
         operands = Conv(row.data_ptr(), weight.data_ptr(), bias.data_ptr(), y.data_ptr(), channels, y.shape[1])
         min_items_per_thread = _MIN_NUMBERS // channels + 1
-        launch_raw(build_conv, y.numel() // channels, operands, min_items_per_thread, dtype=_NAMES[row.dtype], taps=taps)
+        launch(build_conv, y.numel() // channels, operands, min_items_per_thread, raw=True, dtype=_NAMES[row.dtype], taps=taps)
         ctx.save_for_backward(row, weight, bias)
         return y
 
@@ -57,7 +57,7 @@ class _Convolved(torch.autograd.Function):
         addresses = (tensor.data_ptr() for tensor in (row, weight, dy, d_row, d_taps))
         operands = ConvGradient._make((*addresses, channels, length))
         min_items_per_thread = _MIN_NUMBERS // (length * channels) + 1
-        launch_raw(build_conv_gradient, batch, operands, min_items_per_thread, dtype=_NAMES[row.dtype], taps=taps)
+        launch(build_conv_gradient, batch, operands, min_items_per_thread, raw=True, dtype=_NAMES[row.dtype], taps=taps)
         d_weight, d_bias = d_taps.sum(0).split([taps, 1])
         return d_row, d_weight, d_bias.squeeze(0)
 

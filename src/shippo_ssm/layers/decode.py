@@ -19,12 +19,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from shippo_ssm._dtypes import compute_dtype
 from shippo_ssm._private import has_global_hooks
 from shippo_ssm.actions import RightAction
-from shippo_ssm.actions.base import Inline
-from shippo_ssm.dispatch import STEP_DTYPES, is_plain, is_readable
-from shippo_ssm.engine import launch_raw
+from shippo_ssm.actions.kernels import Inline
+from shippo_ssm.dispatch import STEP_DTYPES, compute_dtype, is_plain, is_readable
+from shippo_ssm.engine import launch
 from shippo_ssm.layers._decode_cpu import Branch, Cell, CellCase, build_branch, build_cell
 from shippo_ssm.layers.controller import Controller
 from shippo_ssm.layers.conv import ShortConv
@@ -172,7 +171,7 @@ def _run_branch(
     operands = Branch._make((*addresses, channels, row, length, batch * (taps - 1) * channels if all_states else 0))
     storage = NAMES[x.dtype]
     constants = {"storage": storage, "dtype": ARITHMETIC[storage], "taps": taps, "has_bias": bias is not None}
-    launch_raw(build_branch, batch, operands, min_items_per_thread=_MIN_STATE // (channels * length) + 1, **constants)
+    launch(build_branch, batch, operands, _MIN_STATE // (channels * length) + 1, raw=True, **constants)
 
 
 class CellStep(NamedTuple):
@@ -214,8 +213,10 @@ def cell(step: CellStep) -> None:
         _run_cell(step)
         return
     x, projected, raw, right, inline, parameters, norm_eps, before, after, out, dt, all_states = step
-    words = ("", [], "", False) if inline is None else (inline.kind, list(inline.sizes), inline.diagonal, inline.bounded)
-    torch.ops.shippo.step_cell(x, projected, raw, right, *words, *parameters, norm_eps, *before, *after, out, dt, all_states)
+    kind, *sizes = ("",) if inline is None else inline
+    torch.ops.shippo.step_cell(
+        x, projected, raw, right, kind, sizes, *parameters, norm_eps, *before, *after, out, dt, all_states
+    )
 
 
 def _run_cell(step: CellStep) -> None:
@@ -236,7 +237,7 @@ def _run_cell(step: CellStep) -> None:
         None if norm is None else norm_eps,
     )  # fmt: skip
     operands = Cell._make((_address(x), gate, *places, *given, *ends))
-    launch_raw(build_cell, batch, operands, min_items_per_thread=_MIN_STATE // (channels * order * length) + 1, case=case)
+    launch(build_cell, batch, operands, _MIN_STATE // (channels * order * length) + 1, raw=True, case=case)
 
 
 @functools.lru_cache
@@ -263,16 +264,16 @@ _library.define(
     "bool all_states) -> ()"
 )
 _library.define(
-    "step_cell(Tensor x, Tensor projected, Tensor[] raw, Tensor? right, str kind, int[] sizes, str diagonal, bool bounded, "
+    "step_cell(Tensor x, Tensor projected, Tensor[] raw, Tensor? right, str kind, int[] sizes, "
     "Tensor scalar_bias, Tensor? right_bias, Tensor drift_log, Tensor skip, Tensor? norm, float norm_eps, Tensor memory, "
     "Tensor write, Tensor value, Tensor(a!) next_memory, Tensor(b!) next_write, Tensor(c!) next_value, Tensor(d!) out, "
     "Tensor dt, bool all_states) -> ()"
 )
 
 
-def _cell_op(x, projected, raw, right, kind, sizes, diagonal, bounded, *rest) -> None:
+def _cell_op(x, projected, raw, right, kind, sizes, *rest) -> None:
     *parameters, norm_eps, m, w, v, next_m, next_w, next_v, out, dt, all_states = rest
-    inline = Inline(kind, tuple(sizes), diagonal, bounded) if kind else None
+    inline = Inline(kind, *sizes) if kind else None
     state = (m, w, v), (next_m, next_w, next_v)
     _run_cell(CellStep(x, projected, raw, right, inline, parameters, norm_eps, *state, out, dt, all_states))
 

@@ -22,9 +22,9 @@ import torch
 from scipy.linalg import expm
 from torch import Tensor, nn
 
-from shippo_ssm._dtypes import compute_dtype
 from shippo_ssm._expect import expect_real, expect_size
 from shippo_ssm.actions import RightAction, get_family
+from shippo_ssm.dispatch import compute_dtype
 from shippo_ssm.layers import states
 from shippo_ssm.layers.mixer import Mixer, Segment
 from shippo_ssm.scan import block_affine_scan

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from shippo_ssm._private import int8_rows
 from shippo_ssm.dispatch import is_plain, is_readable
-from shippo_ssm.engine import Emitter, Variable, launch_raw, register_lanes, simd, transposed
+from shippo_ssm.engine import Emitter, Variable, launch, register_lanes, simd, transposed
 
 NAMES = {torch.float32: "float32", torch.float64: "float64", torch.bfloat16: "bfloat16"}
 ARITHMETIC = {"float32": "float32", "float64": "float64", "bfloat16": "float32"}
@@ -227,5 +227,5 @@ def product(weights: Weights, x: Tensor) -> Tensor:
     out = torch.empty(tokens, rows, dtype=dtype)
     operands = Product(x.data_ptr(), out.data_ptr(), tokens, columns, rows, *matrices)
     min_items = _MIN_PRODUCTS // (ROWS * columns * tokens) + 1
-    launch_raw(build_product, items, operands, min_items, storage=storage, weights=stored, dtype=ARITHMETIC[storage])
+    launch(build_product, items, operands, min_items, raw=True, storage=storage, weights=stored, dtype=ARITHMETIC[storage])
     return out

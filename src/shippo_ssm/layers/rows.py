@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.autograd.function import FunctionCtx
 
 from shippo_ssm.dispatch import direct_reason, is_readable
-from shippo_ssm.engine import allocate, differentiate, launch_raw
+from shippo_ssm.engine import allocate, differentiate, launch
 from shippo_ssm.layers._rows_cpu import (
     Norm,
     NormGradient,
@@ -41,7 +41,7 @@ class _Normed(torch.autograd.Function):
         y, channels, storage = torch.empty_like(u), u.shape[-1], _NAMES[u.dtype]
         operands = Norm(u.data_ptr(), weight.data_ptr(), y.data_ptr(), channels)
         constants = {"storage": storage, "dtype": "float32" if storage == "bfloat16" else storage, "eps": eps}
-        launch_raw(build_norm, u.numel() // channels, operands, _MIN_NUMBERS // channels + 1, **constants)
+        launch(build_norm, u.numel() // channels, operands, _MIN_NUMBERS // channels + 1, raw=True, **constants)
         if ctx is not None:
             ctx.save_for_backward(u, weight)
             vars(ctx)["eps"] = eps
@@ -63,9 +63,8 @@ class _Normed(torch.autograd.Function):
         addresses = (tensor.data_ptr() for tensor in (u, weight, dy, du, d_weight))
         operands = NormGradient._make((*addresses, channels, tokens))
         min_items_per_thread = _MIN_NUMBERS // (channels * _CHUNK) + 1
-        launch_raw(
-            build_norm_gradient, chunks, operands, min_items_per_thread, dtype=_NAMES[u.dtype], eps=ctx.eps, chunk=_CHUNK
-        )
+        constants = {"dtype": _NAMES[u.dtype], "eps": ctx.eps, "chunk": _CHUNK}
+        launch(build_norm_gradient, chunks, operands, min_items_per_thread, raw=True, **constants)
         return du, d_weight.sum(0), None
 
 
@@ -119,7 +118,7 @@ class _Scaled(torch.autograd.Function):
             weighed.append(Weighed(weight.data_ptr(), products[-1].data_ptr(), 0))
         ctx.sizes = {"dtype": _NAMES[x.dtype], "width": x.numel() // count, "num_weights": len(weights)}
         operands = Rows(x.data_ptr(), 0, weighed[0], weighed[-1])
-        launch_raw(build_scaled, count, operands, _MIN_NUMBERS // ctx.sizes["width"] + 1, **ctx.sizes, backward=False)
+        launch(build_scaled, count, operands, _MIN_NUMBERS // ctx.sizes["width"] + 1, raw=True, **ctx.sizes, backward=False)
         ctx.save_for_backward(*inputs)
         return tuple(products)
 
@@ -132,7 +131,6 @@ class _Scaled(torch.autograd.Function):
         gradients += [torch.empty_like(weight) for weight in weights]
         weighed = [Weighed._make(t.data_ptr() for t in each) for each in zip(weights, cotangents, gradients[1:])]
         operands = Rows(x.data_ptr(), gradients[0].data_ptr(), weighed[0], weighed[-1])
-        launch_raw(
-            build_scaled, weights[0].numel(), operands, _MIN_NUMBERS // ctx.sizes["width"] + 1, **ctx.sizes, backward=True
-        )
+        count, min_items_per_thread = weights[0].numel(), _MIN_NUMBERS // ctx.sizes["width"] + 1
+        launch(build_scaled, count, operands, min_items_per_thread, raw=True, **ctx.sizes, backward=True)
         return tuple(gradients)

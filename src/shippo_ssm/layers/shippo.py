@@ -22,9 +22,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from shippo_ssm._dtypes import compute_dtype
 from shippo_ssm.actions import get_family
-from shippo_ssm.dispatch import uses_cpu_step
+from shippo_ssm.dispatch import compute_dtype, uses_cpu_step
 from shippo_ssm.layers import decode
 from shippo_ssm.layers.cell import run_cell, step_cell
 from shippo_ssm.layers.controller import Controller, Emission

@@ -7,7 +7,7 @@ from typing import Any, ClassVar, Self
 
 from torch import Tensor, nn
 
-from shippo_ssm._dtypes import compute_dtype
+from shippo_ssm.dispatch import compute_dtype
 
 
 class NoWeightDecay(nn.Module):

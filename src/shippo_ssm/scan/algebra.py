@@ -13,7 +13,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from shippo_ssm._dtypes import compute_dtype
+from shippo_ssm.dispatch import compute_dtype
 
 
 class Affine(NamedTuple):

@@ -11,8 +11,7 @@ import torch
 from torch import Tensor
 from torch.distributed import ProcessGroup
 
-from shippo_ssm._dtypes import compute_dtype
-from shippo_ssm.dispatch import choose_scan, scan_kernels
+from shippo_ssm.dispatch import choose_scan, compute_dtype, scan_kernels
 from shippo_ssm.scan import associative, chunked, fused, reference, segments, triton
 from shippo_ssm.scan.algebra import Recurrence
 from shippo_ssm.scan.checks import asks_gradients, check_affine_arguments, check_recurrence, describe_recurrence

@@ -14,8 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from shippo_ssm._dtypes import compute_dtype
-from shippo_ssm.dispatch import is_readable
+from shippo_ssm.dispatch import compute_dtype, is_readable
 from shippo_ssm.scan.algebra import Recurrence
 
 FLOATS = (torch.float32, torch.float64, torch.bfloat16, torch.float16)

@@ -17,9 +17,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from shippo_ssm._dtypes import compute_dtype
-from shippo_ssm._private import custom_op
-from shippo_ssm.engine import allocate, launch
+from shippo_ssm.dispatch import compute_dtype
+from shippo_ssm.engine import allocate, custom_op, launch
 from shippo_ssm.scan._cpu_kernels import (
     SIDE,
     Backward,

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from shippo_ssm._dtypes import compute_dtype
+from shippo_ssm.dispatch import compute_dtype
 from shippo_ssm.engine import Config, has_packed_float32, launch_gpu
 from shippo_ssm.scan.algebra import Affine, Recurrence
 from shippo_ssm.scan.fused import Outputs, Pullback, scan_operators

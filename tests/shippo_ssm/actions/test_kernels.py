@@ -160,7 +160,7 @@ def test_ops_keep_their_contracts():
         torch.ops.shippo.expm_frechet.default, (torch.randn(9, 4, 4).mT.requires_grad_(), generators, "fused")
     )
     coords, step = torch.randn(9, 16, requires_grad=True), torch.rand(9, requires_grad=True)
-    torch.library.opcheck(torch.ops.shippo.split_flow.default, (coords, step, 4, [4, 6, 6, 1]))
+    torch.library.opcheck(torch.ops.shippo.split_flow.default, (coords, step, 4, [4, 6, 6, 0, 1]))
     turns = torch.randn(9, 6, requires_grad=True)
     torch.library.opcheck(torch.ops.shippo.rotation.default, (turns, step, 4, []))
     coords = torch.randn(9, 10, requires_grad=True)
