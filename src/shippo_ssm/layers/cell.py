@@ -179,53 +179,33 @@ def run_cell(
     return y, CellState(memory, *(tensor.to(memory.dtype) for tensor in last_source))
 
 
-def step_cell(recurrence: Recurrence, mix: Tensor, before: CellState) -> tuple[Tensor, CellState]:
-    """`run_cell` of a record with a single position, as one update instead of a scan."""
-    value, write, read, step = (tensor.squeeze(1) for tensor in recurrence[:4])
-    right = None if recurrence.right is None else recurrence.right.squeeze(1)
-    y, after = shippo_cell_step(value, write, read, step, mix.squeeze(1), recurrence.drift, right, before)
-    return y.unsqueeze(1), after
-
-
-def shippo_cell_step(
-    value: Tensor,
-    write: Tensor,
-    read: Tensor,
-    step: Tensor,
-    mix: Tensor,
-    drift: Tensor,
-    right: Tensor | None,
-    state: CellState,
-) -> tuple[Tensor, CellState]:
-    """One position of `shippo_cell`, without a scan: the same arguments without the T dimension.
+def shippo_cell_step(recurrence: Recurrence, mix: Tensor, state: CellState) -> tuple[Tensor, CellState]:
+    """`shippo_cell` of a record with a single position, T = 1, as one update instead of a scan.
 
     This is the reference of one position; the kernels of the decode step are tested against it.
 
     Args:
-        value: [B, G, P] or [B, G, r, P].
-        write: [B, Q, N] or [B, Q, r, N].
-        read: [B, Q, N].
-        step, mix: [B, G].
-        drift: [G, N] or [B, G, N].
-        right: [B, G, P, P] or `None`.
+        recurrence: the operands of `shippo_cell`, with or without the axis of the rank.
+        mix: [B, 1, G].
         state: the `CellState` to continue from.
 
     Returns:
-        y [B, G, P] and the next `CellState`.
+        y [B, 1, G, P] and the next `CellState`.
     """
-    dtype, kept = value.dtype, state.memory.dtype
-    value, write, read, step, mix, drift = (tensor.to(kept) for tensor in (value, write, read, step, mix, drift))
+    dtype, kept = recurrence.value.dtype, state.memory.dtype
+    here = recurrence.map_time(lambda tensor: tensor.squeeze(1)).map(lambda tensor: tensor.to(kept))
+    value, write, read, step, drift, right, _ = here
+    mix = mix.squeeze(1).to(kept)
     if uses_gpu_step(value, state.memory):
-        right = None if right is None else right.to(kept)
         y, memory = gpu_step(value, write, read, step, mix, drift, right, *state)
-        return y.to(dtype), CellState(memory, write.view_as(state.write), value.view_as(state.value))
+        return y.unsqueeze(1).to(dtype), CellState(memory, write.view_as(state.write), value.view_as(state.value))
     gamma, beta = (mix * step)[..., None, None], ((1 - mix) * step)[..., None, None]
     memory = state.memory + beta * state.source
-    memory = memory if right is None else memory @ right.to(kept)
+    memory = memory if right is None else memory @ right
     after = state._replace(write=write.view_as(state.write), value=value.view_as(state.value))
     memory = torch.exp(step[..., None] * drift)[..., None] * memory + gamma * after.source
     y = (per_group(read, memory.shape[1], 1).unsqueeze(-2) @ memory).squeeze(-2)
-    return y.to(dtype), after._replace(memory=memory)
+    return y.unsqueeze(1).to(dtype), after._replace(memory=memory)
 
 
 # Operands of the step on a GPU, in their order.

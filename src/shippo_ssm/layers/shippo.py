@@ -25,7 +25,7 @@ from torch import Tensor, nn
 from shippo_ssm.actions import get_family
 from shippo_ssm.dispatch import compute_dtype, uses_cpu_step
 from shippo_ssm.layers import decode
-from shippo_ssm.layers.cell import run_cell, step_cell
+from shippo_ssm.layers.cell import run_cell, shippo_cell_step
 from shippo_ssm.layers.controller import Controller, Emission
 from shippo_ssm.layers.conv import ShortConv
 from shippo_ssm.layers.mixer import Mixer, Segment, SegmentOptions, check_segment
@@ -193,7 +193,7 @@ class Shippo(Mixer[ShippoState], NoWeightDecay):
             drift = -torch.exp(self.drift_log).to(value.dtype)
             record = Recurrence(value, emission.write, emission.read, emission.step, drift, right)
             if u.shape[1] == 1 and segment.whole and not fresh:
-                y, cell = step_cell(record, emission.mix, state.cell)
+                y, cell = shippo_cell_step(record, emission.mix, state.cell)
             else:
                 y, cell = run_cell(record, emission.mix, state.cell, segment, self.spec.backend, fresh)
             # Of one rank a view: the gradient of a selection is filled with zeros first.

@@ -19,7 +19,7 @@ from dataclasses import KW_ONLY, dataclass, fields
 from difflib import get_close_matches
 from typing import Any
 
-from shippo_ssm._expect import expect_real, expect_size
+from shippo_ssm._expect import expect_fields, expect_real, expect_size
 from shippo_ssm.actions import RightAction
 from shippo_ssm.dispatch import SCAN_BACKENDS, unknown_backend
 
@@ -140,11 +140,8 @@ class ShippoSpec:
     """Backend of the scan; "auto" takes the fastest for the device."""
 
     def __post_init__(self) -> None:
-        for name in ("d_state", "d_conv", "group_width", "write_rank"):
-            expect_size("Shippo", name, getattr(self, name))
-        for name in ("num_bc_groups", "controller_rank"):
-            if getattr(self, name) is not None:
-                expect_size("Shippo", name, getattr(self, name), "a positive integer, or None")
+        sizes = ("d_state", "d_conv", "group_width", "write_rank")
+        expect_fields("Shippo", self, sizes, ("num_bc_groups", "controller_rank"), WORDS)
         expect_size("Shippo", "controller_conv", self.controller_conv, "a number of taps, or 0 for none", 0)
         for name in ("expand", "dt_min", "dt_max"):
             expect_real("Shippo", name, getattr(self, name), "a number above 0", 0, open_end=True)
@@ -157,10 +154,6 @@ class ShippoSpec:
             raise ValueError(f"Shippo: `dt_min`, `dt_max` are {self.dt_min}, {self.dt_max}; expected 0 < dt_min <= dt_max")
         if self.backend not in ("auto", *SCAN_BACKENDS):
             raise unknown_backend("Shippo", self.backend)
-        for name, words in WORDS.items():
-            if getattr(self, name) not in words:
-                choices = " or ".join(map(repr, words))
-                raise ValueError(f"Shippo: `{name}` is {getattr(self, name)!r}; expected {choices}")
 
     def num_channels(self, d_model: int) -> int:
         """D = expand d_model, checked to be whole and a multiple of the group width."""

@@ -20,7 +20,8 @@ class PrefixCache:
     """model(prompt), continued from the state after the longest prefix that was read before.
 
     The states at the ends of prompts are kept; above `max_bytes` in total the least recently used ones are dropped. Attributes
-    `num_read` and `num_known` count the tokens that went through the model and those that did not have to.
+    `num_read` and `num_known` count the tokens that went through the model and those that did not have to, `num_bytes` the
+    bytes of all kept states.
 
     Args:
         model: a `SequenceModel` (or one with its calls) that reads token ids [B, T].
@@ -39,18 +40,12 @@ class PrefixCache:
 
     def __init__(self, model: Any, max_bytes: int = 1 << 28) -> None:
         self.model, self.max_bytes = model, max_bytes
-        self.num_read = self.num_known = 0
+        self.num_read = self.num_known = self.num_bytes = 0
         # Tokens -> (logits at the last of them, states after it), the most recently used at the end.
         self._kept: OrderedDict[tuple[int, ...], tuple[Tensor, list[Any]]] = OrderedDict()
-        self._bytes = 0
 
     def __len__(self) -> int:
         return len(self._kept)
-
-    @property
-    def num_bytes(self) -> int:
-        """Bytes of all kept states."""
-        return self._bytes
 
     @torch.no_grad()
     def read(self, prompt: Sequence[int] | Tensor) -> tuple[Tensor, list[Any]]:
@@ -83,9 +78,9 @@ class PrefixCache:
         if size > self.max_bytes:
             return
         self._kept[tokens] = (logits, after)
-        self._bytes += size
-        while self._bytes > self.max_bytes:
-            self._bytes -= values.num_bytes(self._kept.popitem(last=False)[1])
+        self.num_bytes += size
+        while self.num_bytes > self.max_bytes:
+            self.num_bytes -= values.num_bytes(self._kept.popitem(last=False)[1])
 
 
 class Verdict(NamedTuple):

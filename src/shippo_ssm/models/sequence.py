@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.distributed import ProcessGroup
 
-from shippo_ssm._expect import expect_real, expect_size
+from shippo_ssm._expect import expect_fields, expect_real
 from shippo_ssm.actions.families import FAMILIES
 from shippo_ssm.layers import Block, CausalAttention, Shippo, ShippoSpec, Stack
 from shippo_ssm.layers.attention import check_layer_types, resolve_layer_types
@@ -82,17 +82,11 @@ class SequenceConfig(ShippoSpec):
         if not isinstance(self.mixer, str) or self.mixer not in MIXERS:
             words = ", ".join(map(repr, (*MIXERS, *FAMILIES)))
             raise ValueError(f"SequenceConfig: `mixer` is {self.mixer!r}; expected one of {words}")
-        for name, words in WORDS.items():
-            if getattr(self, name) not in words:
-                raise ValueError(f"SequenceConfig: `{name}` is {getattr(self, name)!r}; expected {words[0]!r} or {words[1]!r}")
+        sizes = ("d_model", "n_layers", "n_heads", "num_outputs")
+        expect_fields("SequenceConfig", self, sizes, ("vocab_size", "num_classes"), WORDS)
         for name, value in (("head_init", "embedding"), ("tie_embeddings", True)):
             if getattr(self, name) == value and (self.vocab_size is None or self.num_outputs > 1 or self.num_classes):
                 raise ValueError(f"SequenceConfig: `{name}` is {value!r}; expected `vocab_size` and no other classes")
-        for name in ("d_model", "n_layers", "n_heads", "num_outputs"):
-            expect_size("SequenceConfig", name, getattr(self, name))
-        for name in ("vocab_size", "num_classes"):
-            if getattr(self, name) is not None:
-                expect_size("SequenceConfig", name, getattr(self, name), "a positive integer, or None")
         expect_real("SequenceConfig", "norm_eps", self.norm_eps, "a small number, 0 or more", 0)
         if self.layer_types is not None:
             object.__setattr__(self, "layer_types", tuple(self.layer_types))

@@ -8,6 +8,7 @@ from torch import Tensor
 
 from shippo_ssm.layers import CellState, shippo_cell, shippo_cell_step
 from shippo_ssm.layers.rows import scaled
+from shippo_ssm.scan import Recurrence
 
 
 def operands(B=2, T=9, G=2, Q=None, N=5, P=3, rank=None, seed=0):
@@ -99,8 +100,9 @@ def test_step_by_step(rank, sets):
     *series, drift, right = arguments
     y, after = run_cell(*arguments, initial_state=state)
     for t in range(9):
-        y_t, state = shippo_cell_step(*(tensor[:, t] for tensor in series), drift=drift, right=right[:, t], state=state)
-        torch.testing.assert_close(y_t, y[:, t], rtol=1e-10, atol=1e-10)
+        value, write, read, step, mix = (tensor[:, t : t + 1] for tensor in series)
+        y_t, state = shippo_cell_step(Recurrence(value, write, read, step, drift, right[:, t : t + 1]), mix, state)
+        torch.testing.assert_close(y_t[:, 0], y[:, t], rtol=1e-10, atol=1e-10)
     for got, expected in zip(state, after):
         torch.testing.assert_close(got, expected, rtol=1e-10, atol=1e-10)
 
