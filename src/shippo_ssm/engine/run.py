@@ -31,6 +31,7 @@ _CORES = os.cpu_count() or 1
 
 _kernels: dict[tuple, Kernel] = {}
 _lock = threading.RLock()
+_FLOATS = (torch.float32, torch.float64, torch.bfloat16)
 # The address of OpenMP's call for a team of threads, 0 where there is none, `None` before it is looked for.
 _parallel: int | None = None
 _pool: ThreadPoolExecutor | None = None
@@ -132,6 +133,9 @@ def _compiled(key: tuple, builder: Callable, kinds: list[Any], constants: dict[s
     with _lock:
         kernel = _kernels.get(key)
         if kernel is None:
+            # An exported program checks no dtypes.
+            if np.dtype("float32") in kinds and np.dtype("float64") in kinds:
+                raise ValueError(f"{builder.__name__}: float32 came with float64; expected one of them; convert with .to()")
             kernel = _kernels[key] = compile_kernel(builder, tuple(kinds), constants)
         return kernel
 
@@ -156,6 +160,10 @@ def _flatten(record: tuple, kinds: list[Any]) -> tuple:
         if operand is None:
             operand = np.empty(0, kinds[-1])
         elif isinstance(operand, torch.Tensor):
+            if operand.dtype not in _FLOATS:
+                raise ValueError(
+                    f"a kernel came with {operand.dtype}; expected float32, float64 or bfloat16; convert it with .to()"
+                )
             operand = operand.detach().contiguous().view(-1)
             # NumPy has no bfloat16: traces know its bits by this dtype.
             operand = (operand.view(torch.int16) if operand.dtype == torch.bfloat16 else operand).numpy()
