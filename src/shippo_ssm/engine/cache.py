@@ -1,8 +1,9 @@
 """Compiled kernels on disk: object code and the names in it, as JSON; nothing is unpickled.
 
-A file is `MAGIC`, a digest of the rest, one line of JSON, and object code. Object code is run, so a file is read only if nobody but this user could
-have written it: a regular file, not a link, in a directory of this user, both without write permission for others. Anything
-else is ignored with one warning, and the kernel is compiled. Concurrent processes can at worst write the same file twice.
+A file is `MAGIC`, a digest of the rest, one line of JSON, and object code. Object code is run, so a file is read only if
+nobody but this user could have written it: a regular file, not a link, in a directory of this user, both without write
+permission for others. Anything else is ignored with one warning, and the kernel is compiled. Concurrent processes can at worst
+write the same file twice.
 """
 
 from __future__ import annotations

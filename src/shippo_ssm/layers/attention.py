@@ -166,8 +166,8 @@ class CausalAttention(Mixer[AttentionCache]):
         if [tuple(part.shape) for part in state] != shapes or not kinds or {part.device for part in state} != {u.device}:
             came = ", ".join(f"{tuple(part.shape)} {part.dtype} on {part.device}" for part in state)
             raise ValueError(
-                f"CausalAttention: `state` has {came}; expected floating keys and values and int64 positions of shapes {shapes} "
-                f"on {u.device}; the state belongs to another model or batch, make one with init_state(batch_size)"
+                f"CausalAttention: `state` has {came}; expected floating keys and values and int64 positions of shapes "
+                f"{shapes} on {u.device}; the state belongs to another model or batch, make one with init_state(batch_size)"
             )
 
     def init_state(self, batch_size: int) -> AttentionCache:

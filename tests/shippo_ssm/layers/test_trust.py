@@ -10,6 +10,7 @@ from torch import nn
 
 from shippo_ssm.actions import SplitFlow
 from shippo_ssm.layers import CausalAttention, CellState, Shippo, shippo_cell
+from shippo_ssm.layers.attention import AttentionCache
 from shippo_ssm.layers.conv import ShortConv
 from shippo_ssm.layers.linear import Linear
 from shippo_ssm.layers.rows import RMSNorm, scaled
@@ -221,11 +222,9 @@ def test_caches_of_attention_are_checked():
     layer, u = CausalAttention(16, 2), torch.randn(2, 5, 16)
     _, cache = layer(u, output_state=True)
     keys, values, positions = cache
-    odd: list[Any] = [
-        tuple(cache), cache._replace(keys=keys.tolist()), cache._replace(keys=keys[:1], values=values[:1], positions=positions[:1]),
-        cache._replace(positions=positions[:1]), cache._replace(positions=positions.float()), cache._replace(keys=keys.to("meta")),
-        cache._replace(keys=keys.to(torch.int8)), cache._replace(values=values[:, :, 1:]), cache._replace(keys=keys[..., 1:]),
-    ]  # fmt: skip
+    odd: list[Any] = [tuple(cache), cache._replace(keys=keys.tolist()), AttentionCache(keys[:1], values[:1], positions[:1])]
+    odd += [cache._replace(positions=wrong) for wrong in (positions[:1], positions.float())]
+    odd += [cache._replace(keys=wrong) for wrong in (keys.to("meta"), keys.to(torch.int8), keys[:, :, 1:], keys[..., 1:])]
     for state in odd:
         with pytest.raises(ValueError, match="CausalAttention: `state`"):
             layer.step(u[:, 0], state)
