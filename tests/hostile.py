@@ -16,11 +16,18 @@ import torch
 from torch import nn
 
 from shippo_ssm import Shippo
-from shippo_ssm.layers import shippo_cell
+from shippo_ssm.layers import CellState, ShippoState, shippo_cell
 from shippo_ssm.models import SequenceConfig, SequenceModel
 from shippo_ssm.scan import transport_scan
 
 Input = tuple[str, Callable[[], Any]]
+
+
+def freed(tensor: torch.Tensor) -> torch.Tensor:
+    """A tensor whose memory was given back, as sharded training does with weights."""
+    tensor = tensor.clone()
+    tensor.untyped_storage().resize_(0)
+    return tensor
 
 
 def odd_tensors(tensor: torch.Tensor) -> Iterator[tuple[str, torch.Tensor]]:
@@ -53,10 +60,7 @@ def states() -> Iterator[Input]:
             for _ in range(30):
                 _, bad = layer.step(u, bad, in_place=True)
 
-    places: list[tuple[str, Any, Callable[[Any], Any]]] = [
-        ("conv", state.conv, lambda odd: state._replace(conv=odd)),
-        ("controller", state.controller, lambda odd: state._replace(controller=odd)),
-    ]
+    places: list[tuple[str, Any, Callable[[Any], Any]]] = [("conv", state.conv, lambda odd: state._replace(conv=odd))]
     for name in state.cell._fields:
         places.append(
             (name, getattr(state.cell, name), lambda odd, name=name: state._replace(cell=state.cell._replace(**{name: odd})))
@@ -64,12 +68,17 @@ def states() -> Iterator[Input]:
     for name, tensor, put in places:
         for what, odd in odd_tensors(tensor):
             yield f"{name}: {what}", lambda odd=odd, put=put: steps(put(odd))
+        yield f"{name}: freed", lambda put=put, tensor=tensor: steps(put(freed(tensor)))
         yield f"{name}: None", lambda put=put: steps(put(None))
         yield f"{name}: a list", lambda put=put, tensor=tensor: steps(put(tensor.tolist()))
+    for what, odd in [*odd_tensors(state.controller), ("None", None), ("a list", state.controller.tolist())]:
+        yield f"controller: {what}", lambda odd=odd: steps(state._replace(controller=odd))
     yield "cell: None", lambda: steps(state._replace(cell=None))
     yield "state: a tuple", lambda: steps(tuple(state))
     for what, odd in odd_tensors(u):
         yield f"u: {what}", lambda odd=odd: layer.step(odd, state, in_place=True)
+    for what, odd in odd_tensors(torch.ones(4)):
+        yield f"dt: {what}", lambda odd=odd: layer.step(u, state, dt=odd)
 
 
 BOUNDS = (
@@ -145,7 +154,7 @@ def weights() -> Iterator[Input]:
     """A parameter is replaced behind a plan: other sizes, dtypes and memory."""
     u = torch.randn(2, 16)
     for name, parameter in Shippo(16, d_state=8).named_parameters():
-        for what, odd in odd_tensors(parameter.detach()):
+        for what, odd in [*odd_tensors(parameter.detach()), ("freed", freed(parameter.detach()))]:
 
             def steps(name: str = name, odd: torch.Tensor = odd) -> None:
                 layer = Shippo(16, d_state=8).eval()
@@ -174,7 +183,42 @@ def tokens() -> Iterator[Input]:
                 yield f"{name}: {what}, {backend}", lambda given=given: transport_scan(**given)
 
 
-GROUPS = {group.__name__: group for group in (states, bounds, compiled, weights, tokens)}
+def exported() -> Iterator[Input]:
+    """Operands of other dtypes, strides and places in exported programs: answered as those of the program's own, or refused."""
+    layer, rows = Shippo(16, d_state=8, num_bc_groups=1).eval(), torch.randn(4, 16)
+    with torch.no_grad():
+        _, state = layer.step(rows)
+
+    def step(u: Any, conv: Any, *cell: Any) -> Any:
+        y, after = layer.step(u, ShippoState(conv, CellState(*cell)))
+        return torch.cat([y, after.conv.flatten(1), *(tensor.flatten(1) for tensor in after.cell)], 1)
+
+    def scan(*operands: Any) -> Any:
+        return transport_scan(*operands)[0]
+
+    sizes = ((4, 5, 2, 4), (4, 5, 2, 8), (4, 5, 2, 8), (4, 5, 2), (2, 8), (4, 5, 2, 4, 4))
+    calls = {"step": (step, (rows, state.conv, *state.cell)), "scan": (scan, tuple(map(torch.rand, sizes)))}
+    for name, (run, operands) in calls.items():
+        module = nn.Module()
+        module.forward = run
+        with torch.no_grad():
+            program = torch.export.export(module, operands).module()
+        for number, operand in enumerate(operands):
+            for what, odd in odd_tensors(operand):
+
+                def call(
+                    run: Any = run, program: Any = program, given: Any = operands, number: int = number, odd: Any = odd
+                ) -> None:
+                    with torch.no_grad():
+                        answer = program(*given[:number], odd, *given[number + 1 :])
+                        plain = odd.resolve_neg().to(given[number].dtype).contiguous()
+                        expected = run(*given[:number], plain, *given[number + 1 :])
+                    torch.testing.assert_close(answer, expected, equal_nan=True)
+
+                yield f"{name}, operand {number}: {what}", call
+
+
+GROUPS = {group.__name__: group for group in (states, bounds, compiled, weights, tokens, exported)}
 # What may refuse an input beside our ValueError, by the beginning of its name: torch's products refuse dtypes and sizes, its
 # indexing refuses positions in a program where the boundaries cannot be read beforehand.
 TORCH = (RuntimeError, IndexError)
@@ -184,6 +228,7 @@ REFUSALS: dict[str, tuple[str, ...]] = {
     "tokens": ("tokens",),
     "compiled": ("",),
     "bounds": ("layer: ", "cell: "),
+    "exported": ("",),
 }
 
 
@@ -199,7 +244,8 @@ def main(group: str) -> int:
             answered += 1
             print("answered")
         except Exception as error:
-            ours = isinstance(error, ValueError) or "cu_seqlens" in str(error)
+            # A program checks the sizes of its operands itself.
+            ours = isinstance(error, ValueError) or "cu_seqlens" in str(error) or "Guard failed" in str(error)
             fine = ours or (isinstance(error, TORCH) and name.startswith(REFUSALS.get(group, ())))
             refused, failed = refused + fine, failed + (not fine)
             print(f"{'' if fine else 'WRONG '}{type(error).__name__}: {str(error)[:150]!r}")

@@ -60,16 +60,18 @@ def int8_rows(weight: Tensor) -> tuple[Tensor, Tensor] | None:
     parts: Any = weight
     if type(weight).__name__ != "Int8Tensor" or not type(weight).__module__.startswith("torchao."):
         return None
-    # Looked at once, for these tensors: `zero_point.any()` takes longer than a small product.
-    tensors = [parts.qdata, parts.scale, parts.zero_point]
-    known, fits = getattr(parts, "_by_rows", ([], False))
-    if len(known) != 3 or any(ours is not theirs for ours, theirs in zip(tensors, known)):
-        others = [getattr(parts, name, None) for name in ("act_quant_kwargs", "act_quant_scale", "act_pre_scale")]
-        symmetric = parts.zero_point is None or not bool(parts.zero_point.any())
-        whole = list(parts.block_size) == [1, weight.shape[-1]] and parts.scale.dtype == torch.float32
-        fits = symmetric and whole and others == [None] * 3 and weight.device.type == "cpu"
-        parts._by_rows = tensors, fits
-    return (parts.qdata, parts.scale) if fits else None
+    numbers, scale, zero_point = parts.qdata, parts.scale, parts.zero_point
+    others = [getattr(parts, name, None) for name in ("act_quant_kwargs", "act_quant_scale", "act_pre_scale")]
+    whole = list(parts.block_size) == [1, weight.shape[-1]] and scale.dtype == torch.float32 and numbers.dtype == torch.int8
+    fits = numbers.shape == weight.shape and scale.shape == (len(weight), 1) and scale.is_contiguous()
+    if not (whole and fits and numbers.is_cpu and scale.is_cpu and others == [None] * 3):
+        return None
+    # Looked at once, for this tensor: `zero_point.any()` takes longer than a small product.
+    known, symmetric = getattr(parts, "_symmetric", (None, zero_point is None))
+    if known is not zero_point:
+        symmetric = zero_point is None or not bool(zero_point.any())
+        parts._symmetric = zero_point, symmetric
+    return (numbers, scale) if symmetric else None
 
 
 def loop(body: Callable[..., tuple[Any, Any]], state: Any, operands: Any) -> tuple[Any, Any]:

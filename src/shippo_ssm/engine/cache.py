@@ -1,8 +1,9 @@
 """Compiled kernels on disk: object code and the names in it, as JSON; nothing is unpickled.
 
-A file is `MAGIC`, one line of JSON, and object code. Object code is run, so a file is read only if nobody but this user could
-have written it: a regular file, not a link, in a directory of this user, both without write permission for others. Anything
-else is ignored with one warning, and the kernel is compiled. Concurrent processes can at worst write the same file twice.
+A file is `MAGIC`, a digest of the rest, one line of JSON, and object code. Object code is run, so a file is read only if
+nobody but this user could have written it: a regular file, not a link, in a directory of this user, both without write
+permission for others. Anything else is ignored with one warning, and the kernel is compiled. Concurrent processes can at worst
+write the same file twice.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from typing import NamedTuple
 
 logger = logging.getLogger("shippo_ssm")
 
-MAGIC = b"shippo kernel 1\n"
+MAGIC = b"shippo kernel 2\n"
 _PART = ".part"
 # What a killed process was writing is removed after this many seconds.
 _OLD = 3600
@@ -132,16 +133,20 @@ def _warn(error: Exception) -> None:
 
 
 def _pack(code: MachineCode, name: str) -> bytes:
-    signature = code._asdict() | {"object_code": hashlib.sha256(code.object_code).hexdigest(), "name": name}
-    return MAGIC + json.dumps(signature).encode() + b"\n" + code.object_code
+    fields = code._asdict() | {"name": name}
+    object_code = fields.pop("object_code")
+    rest = json.dumps(fields).encode() + b"\n" + object_code
+    return MAGIC + hashlib.sha256(rest).hexdigest().encode() + b"\n" + rest
 
 
 def _unpack(payload: bytes, name: str) -> MachineCode:
-    head, _, rest = payload.partition(b"\n")
-    signature, _, object_code = rest.partition(b"\n")
-    if head + b"\n" != MAGIC:
+    if not payload.startswith(MAGIC):
         raise ValueError("not a kernel")
-    fields = json.loads(signature)
-    if fields.pop("name") != name or fields.pop("object_code") != hashlib.sha256(object_code).hexdigest():
+    digest, _, rest = payload[len(MAGIC) :].partition(b"\n")
+    if digest != hashlib.sha256(rest).hexdigest().encode():
         raise ValueError("damaged")
+    signature, _, object_code = rest.partition(b"\n")
+    fields = json.loads(signature)
+    if fields.pop("name") != name:
+        raise ValueError("another kernel")
     return MachineCode(**fields, object_code=object_code)

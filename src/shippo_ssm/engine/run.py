@@ -12,7 +12,7 @@ import math
 import os
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -32,6 +32,7 @@ _CORES = os.cpu_count() or 1
 
 _kernels: dict[tuple, Kernel] = {}
 _lock = threading.RLock()
+_FLOATS = (torch.float32, torch.float64, torch.bfloat16)
 # The address of OpenMP's call for a team of threads, 0 where there is none, `None` before it is looked for.
 _parallel: int | None = None
 _pool: ThreadPoolExecutor | None = None
@@ -52,9 +53,27 @@ def custom_op(name: str, schema: str | None = None) -> Callable[[Callable[..., A
             return (guarded if "torch._dynamo" in sys.modules else function)(*arguments)
 
         kernels[None] = call
+        register_fake = op.register_fake
+
+        def register_checked(fake: Callable[..., Any]) -> Any:
+            def checked(*arguments: Any) -> Any:
+                check_one_device(name, arguments)
+                return fake(*arguments)
+
+            return register_fake(checked)
+
+        op.register_fake = register_checked
         return op
 
     return decorate
+
+
+def check_one_device(name: str, arguments: Iterable[Any]) -> None:
+    """Raise where tensors are on several devices: one without memory, given to an exported program, would leave the others'
+    results without numbers."""
+    devices = {str(argument.device) for argument in arguments if isinstance(argument, torch.Tensor)}
+    if len(devices) > 1:
+        raise ValueError(f"{name}: operands are on {' and '.join(sorted(devices))}; expected one device")
 
 
 def differentiate(
@@ -102,6 +121,9 @@ def launch(
     if kernel is None:
         if raw:
             _flatten(operands, kinds)
+        elif np.dtype("float32") in kinds and np.dtype("float64") in kinds:
+            # An exported program checks no dtypes.
+            raise ValueError(f"{builder.__name__}: float32 came with float64; expected one of them; convert with .to()")
         with _lock:
             kernel = _kernels[key] = _kernels.get(key) or compile_kernel(builder, tuple(kinds), constants)
     num_threads = 1 if count < 2 * min_items_per_thread else min(torch.get_num_threads(), _CORES, count)
@@ -163,6 +185,10 @@ def _flatten(record: tuple, kinds: list[Any]) -> tuple:
         if operand is None:
             operand = np.empty(0, kinds[-1])
         elif isinstance(operand, torch.Tensor):
+            if operand.dtype not in _FLOATS:
+                raise ValueError(
+                    f"a kernel came with {operand.dtype}; expected float32, float64 or bfloat16; convert it with .to()"
+                )
             operand = operand.detach().contiguous().view(-1)
             # NumPy has no bfloat16: traces know its bits by this dtype.
             operand = (operand.view(torch.int16) if operand.dtype == torch.bfloat16 else operand).numpy()

@@ -122,6 +122,8 @@ class CausalAttention(Mixer[AttentionCache]):
         if state is None:
             empty = u.new_zeros(len(u), self.n_heads, 0, self.d_head)
             state = AttentionCache(empty, empty, u.new_zeros(len(u), 0, dtype=torch.int64))
+        else:
+            self._check_cache(u, state)
         past, length = state.positions.shape[1], u.shape[1]
         real = segment.mask if segment.mask is not None else torch.ones_like(u[..., 0], dtype=torch.bool)
         counted = real.cumsum(1) + F.pad(state.positions, (1, 0), value=-1).amax(1, keepdim=True)
@@ -153,6 +155,20 @@ class CausalAttention(Mixer[AttentionCache]):
             keys, values = (part.take_along_dim(latest[:, None, :, None], 2) for part in (keys, values))
             held = held.gather(1, latest)
         return y, AttentionCache(keys, values, held)
+
+    def _check_cache(self, u: Tensor, state: AttentionCache) -> None:
+        if not isinstance(state, AttentionCache) or not all(isinstance(part, Tensor) for part in state):
+            raise ValueError(f"CausalAttention: `state` is a {type(state).__name__}; expected an AttentionCache of tensors")
+        keys, values, positions = state
+        held = positions.shape[-1] if positions.ndim else 0
+        shapes = [(len(u), self.n_heads, held, self.d_head)] * 2 + [(len(u), held)]
+        kinds = keys.is_floating_point() and values.is_floating_point() and positions.dtype == torch.int64
+        if [tuple(part.shape) for part in state] != shapes or not kinds or {part.device for part in state} != {u.device}:
+            came = ", ".join(f"{tuple(part.shape)} {part.dtype} on {part.device}" for part in state)
+            raise ValueError(
+                f"CausalAttention: `state` has {came}; expected floating keys and values and int64 positions of shapes "
+                f"{shapes} on {u.device}; the state belongs to another model or batch, make one with init_state(batch_size)"
+            )
 
     def init_state(self, batch_size: int) -> AttentionCache:
         weight = self.qkv_proj.weight

@@ -123,7 +123,8 @@ class ShortConv(nn.Module):
             row = torch.zeros_like(row).scatter(1, place.expand_as(row), row)
         weight = self.weight.to(row.dtype)
         bias = row.new_zeros(self.channels) if self.bias is None else self.bias.to(row.dtype)
-        if torch.is_grad_enabled() and row.dtype in _NAMES and x.numel() and not direct_reason(row, weight, bias):
+        fits = weight.shape == (self.width, row.shape[2]) and bias.shape == row.shape[2:]
+        if fits and torch.is_grad_enabled() and row.dtype in _NAMES and x.numel() and not direct_reason(row, weight, bias):
             y = _Convolved.apply(row, weight.contiguous(), bias.contiguous())
             assert isinstance(y, Tensor)
         else:

@@ -24,10 +24,11 @@ from shippo_ssm.actions import RightAction
 from shippo_ssm.actions.kernels import Inline
 from shippo_ssm.dispatch import STEP_DTYPES, compute_dtype, is_plain, is_readable
 from shippo_ssm.engine import launch
+from shippo_ssm.engine.run import check_one_device
 from shippo_ssm.layers._decode_cpu import Branch, Cell, CellCase, build_branch, build_cell
 from shippo_ssm.layers.controller import Controller
 from shippo_ssm.layers.conv import ShortConv
-from shippo_ssm.layers.linear import ARITHMETIC, MAX_TOKENS, NAMES, Weights, product, weights_of
+from shippo_ssm.layers.linear import ARITHMETIC, MAX_TOKENS, NAMES, Weights, address_of, product, weights_of
 from shippo_ssm.layers.mixer import Segment
 from shippo_ssm.layers.rows import RMSNorm
 from shippo_ssm.layers.states import CellState, ShippoState, check_state
@@ -94,10 +95,10 @@ def decode(
         after = before
     else:
         lead = (length,) if all_states else ()
-        after = tuple(torch.empty(lead + tensor.shape, dtype=tensor.dtype) for tensor in before)
+        after = tuple(torch.empty(lead + tensor.shape, dtype=tensor.dtype, device="cpu") for tensor in before)
     tokens, rank, dtype = batch * length, layer.spec.write_rank, u.dtype
     (projected,) = _project(plan, 0, u.reshape(tokens, -1).contiguous().resolve_neg())
-    x = torch.empty(tokens, rank * layer.d_inner, dtype=dtype)
+    x = torch.empty(tokens, rank * layer.d_inner, dtype=dtype, device="cpu")
     branch(projected, before[0], *plan.conv, x, after[0], all_states)
     source, own_window, right = x if rank == 1 else x[:, : layer.d_inner].contiguous(), None, None
     if state.controller is not None:
@@ -110,7 +111,7 @@ def decode(
         # The bottleneck is the last of them; its projections stand where those of x would.
         raw = raw[:2] + _project(plan, 3, raw[-1].contiguous()) + raw[2:-1]
     if segment.dt is None:
-        dt = _ones(tokens, plan.state_dtype) if is_readable(u) else torch.ones(tokens, dtype=plan.state_dtype)
+        dt = _ones(tokens, plan.state_dtype) if is_readable(u) else u.new_ones(tokens, dtype=plan.state_dtype)
     else:
         dt = segment.dt.reshape(tokens).to(plan.state_dtype).contiguous().resolve_neg()
     if plan.inline is None and len(raw) == 4:
@@ -120,7 +121,7 @@ def decode(
         step = F.softplus(raw[2][:, : layer.num_groups].to(plan.state_dtype) + scalar_bias[0]) * dt.unsqueeze(-1)
         coords = raw[3].unflatten(-1, (layer.num_groups, -1)).to(plan.state_dtype) + right_bias
         right = layer.right(coords, step).contiguous()
-    out = torch.empty(tokens, layer.d_inner, dtype=dtype)
+    out = torch.empty(tokens, layer.d_inner, dtype=dtype, device="cpu")
     cell(
         CellStep(
             x, projected, raw, right, plan.inline, plan.parameters, plan.norm_eps, before[1:], after[1:], out, dt, all_states
@@ -249,12 +250,12 @@ def _case(storage: torch.dtype, dtype: torch.dtype, *rest: Any) -> CellCase:
 
 @functools.lru_cache
 def _ones(count: int, dtype: torch.dtype) -> Tensor:
-    return torch.ones(count, dtype=dtype)
+    return torch.ones(count, dtype=dtype, device="cpu")
 
 
 def _address(tensor: Tensor | None) -> int:
-    """Where the numbers of a contiguous tensor begin; 0 for `None`."""
-    return 0 if tensor is None else tensor.data_ptr()
+    """As `address_of`; 0 for `None`."""
+    return 0 if tensor is None else address_of(tensor)
 
 
 # Under fake tensors, `torch.compile` and `torch.export` the two are operators that write into their arguments.
@@ -271,17 +272,51 @@ _library.define(
 )
 
 
+def _checked(dtype: torch.dtype, *tensors: tuple[Tensor | None, int], written: bool = False) -> list[Any]:
+    """Contiguous tensors with so many numbers of `dtype`: an exported program takes any strides, dtypes and devices."""
+    for tensor, count in tensors:
+        if tensor is None:
+            continue
+        if (tensor.dtype, tensor.device.type, tensor.numel()) != (dtype, "cpu", count):
+            came = f"{tuple(tensor.shape)} {tensor.dtype} on {tensor.device}"
+            raise ValueError(f"Shippo: a tensor of the decode step is {came}; expected {count} numbers of {dtype} on the CPU")
+        if written and not tensor.is_contiguous():
+            raise ValueError(f"Shippo: a state with strides {tensor.stride()} cannot be written in place; make it contiguous")
+    return [None if tensor is None else tensor.contiguous() for tensor, _ in tensors]
+
+
+def _branch_op(projected, window, weight, bias, x, next_window, all_states) -> None:
+    (tokens, row), (batch, before, channels), dtype = projected.shape, window.shape, x.dtype
+    kept = batch * before * channels
+    after = kept * (tokens // max(1, batch) if all_states else 1)
+    given = (projected, tokens * row), (window, kept), (weight, (before + 1) * channels), (bias, channels)
+    written = (x, tokens * channels), (next_window, after)
+    _run_branch(*_checked(dtype, *given), *_checked(dtype, *written, written=True), all_states)
+
+
 def _cell_op(x, projected, raw, right, kind, sizes, *rest) -> None:
     *parameters, norm_eps, m, w, v, next_m, next_w, next_v, out, dt, all_states = rest
     inline = Inline(kind, *sizes) if kind else None
-    state = (m, w, v), (next_m, next_w, next_v)
-    _run_cell(CellStep(x, projected, raw, right, inline, parameters, norm_eps, *state, out, dt, all_states))
+    (batch, groups, order, width), tokens, channels = m.shape, x.shape[0], out.shape[1]
+    rank, coordinates = x.shape[1] // max(1, channels), 0 if parameters[1] is None else parameters[1].shape[1]
+    vectors, kept = w.shape[1] * order, (m.numel(), batch * w.shape[1] * rank * order, batch * rank * channels)
+    columns = rank * vectors, vectors, 4 * groups, groups * coordinates
+    projections = [(tensor, tokens * count) for tensor, count in zip(raw, columns)]
+    x, projected, *raw = _checked(x.dtype, (x, tokens * rank * channels), (projected, projected.numel()), *projections)
+    numbers = 4 * groups, groups * coordinates, groups * order, channels, channels
+    right, dt, *given = _checked(
+        m.dtype, (right, tokens * channels * width), (dt, tokens), *zip(parameters, numbers), *zip((m, w, v), kept)
+    )
+    times = tokens // max(1, batch) if all_states else 1
+    after = _checked(m.dtype, *((t, times * count) for t, count in zip((next_m, next_w, next_v), kept)), written=True)
+    (out,) = _checked(x.dtype, (out, tokens * channels), written=True)
+    _run_cell(CellStep(x, projected, raw, right, inline, given[:5], norm_eps, given[5:], after, out, dt, all_states))
 
 
-_library.impl("step_branch", _run_branch, "CPU")
+_library.impl("step_branch", _branch_op, "CPU")
 _library.impl("step_cell", _cell_op, "CPU")
 for _name in ("step_branch", "step_cell"):
-    torch.library.register_fake(f"shippo::{_name}", lambda *arguments: None, lib=_library)
+    torch.library.register_fake(f"shippo::{_name}", lambda *given: check_one_device("Shippo", given), lib=_library)
 
 
 def is_hooked(module: nn.Module) -> bool:
@@ -298,6 +333,8 @@ class CachedPlan(NamedTuple):
     """Modules, parameters and parts of quantised weights: the holder, the name there, and what it was."""
     modules: list[nn.Module]
     forwards: list[Any]
+    classes: list[type]
+    """Of the layer and the modules."""
     hooks: list[dict[int, Any]]
     tensors: list[Tensor]
     forms: list[tuple[Any, ...]]
@@ -311,6 +348,8 @@ class CachedPlan(NamedTuple):
                 return False
         # Bound methods are equal where module and function are: this sees changed classes and patched ones.
         if [module.forward for module in self.modules] != self.forwards or self.options != _options(layer):
+            return False
+        if [module.__class__ for module in (layer, *self.modules)] != self.classes:
             return False
         return [_form(tensor) for tensor in self.tensors] == self.forms
 
@@ -341,7 +380,7 @@ def cached_plan(layer: Shippo) -> DecodePlan | None:
     children = [(m._modules, name, child) for m in (layer, controller) for name, child in m._modules.items()]
     children += [(m._parameters, name, child) for m in (layer, *modules) for name, child in m._parameters.items()]
     for quantised in [child for _, _, child in children if isinstance(child, Tensor) and not is_plain(child)]:
-        children += [(vars(quantised), name, part) for name, part in vars(quantised).items() if isinstance(part, Tensor)]
+        children += [(vars(quantised), name, part) for name, part in vars(quantised).items()]
     tensors = [child for _, _, child in children if isinstance(child, Tensor) and is_plain(child)]
     _plans[layer] = CachedPlan(
         plan,
@@ -349,6 +388,7 @@ def cached_plan(layer: Shippo) -> DecodePlan | None:
         children,
         modules,
         [module.forward for module in modules],
+        [module.__class__ for module in (layer, *modules)],
         [hooks for module in modules for hooks in (module._forward_hooks, module._forward_pre_hooks)],
         tensors,
         [_form(tensor) for tensor in tensors],
@@ -383,7 +423,8 @@ def make_plan(layer: Shippo) -> DecodePlan | None:
     tensors = []
     for module, name, wanted, shape in operands:
         tensor = None if module is None else module._parameters.get(name)
-        if tensor is None and module is not None and getattr(module, name) is not None:
+        # The kernel has no norm without a weight.
+        if tensor is None and module is not None and (module is norm or getattr(module, name) is not None):
             return None
         if tensor is not None and (tensor.device.type, tensor.dtype, tensor.shape) != ("cpu", wanted, shape):
             return None

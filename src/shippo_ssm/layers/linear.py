@@ -179,8 +179,16 @@ class Weights(NamedTuple):
 
 
 def is_operand(tensor: Tensor) -> bool:
-    """Whether a kernel may read a plain CPU tensor at its address: contiguous, and no negative view."""
-    return tensor.is_contiguous() and not tensor.is_neg()
+    """Whether a kernel may read a plain CPU tensor at its address: contiguous, no negative view, and its memory not freed."""
+    return tensor.is_contiguous() and not tensor.is_neg() and bool(tensor.data_ptr() or not tensor.numel())
+
+
+def address_of(tensor: Tensor) -> int:
+    """Where the numbers of a contiguous tensor begin."""
+    address = tensor.data_ptr()
+    if not address and tensor.numel():
+        raise ValueError(f"Shippo: a tensor of shape {tuple(tensor.shape)} has no memory; expected one that was not freed")
+    return address
 
 
 def weights_of(linears: Sequence[nn.Linear]) -> Weights | None:
@@ -192,15 +200,15 @@ def weights_of(linears: Sequence[nn.Linear]) -> Weights | None:
     for linear in linears:
         if type(linear).forward is not _FORWARDS.get(type(linear)):
             return None
-        weight, bias = linear._parameters["weight"], linear._parameters["bias"]
-        if weight is None:
+        weight, bias = linear._parameters.get("weight"), linear._parameters.get("bias")
+        if weight is None or (bias is None and linear.bias is not None):
             return None
         scale, numbers, own = 0, weight, weight.dtype
         if not is_plain(weight):
             by_rows = int8_rows(weight)
             if by_rows is None:
                 return None
-            numbers, scale = by_rows[0], by_rows[1].data_ptr()
+            numbers, scale = by_rows[0], address_of(by_rows[1])
         if own not in NAMES or numbers.ndim != 2 or len(numbers) < ROWS or not is_operand(numbers):
             return None
         if bias is not None and not (
@@ -224,8 +232,9 @@ def product(weights: Weights, x: Tensor) -> Tensor:
     """x [tokens, columns], contiguous, times the transposes of all weights: [tokens, rows], side by side."""
     matrices, dtype, stored, columns, rows, items = weights
     tokens, storage = x.shape[0], NAMES[dtype]
-    out = torch.empty(tokens, rows, dtype=dtype)
-    operands = Product(x.data_ptr(), out.data_ptr(), tokens, columns, rows, *matrices)
+    # A default device may be set.
+    out = torch.empty(tokens, rows, dtype=dtype, device="cpu")
+    operands = Product(address_of(x), out.data_ptr(), tokens, columns, rows, *matrices)
     min_items = _MIN_PRODUCTS // (ROWS * columns * tokens) + 1
     launch(build_product, items, operands, min_items, raw=True, storage=storage, weights=stored, dtype=ARITHMETIC[storage])
     return out

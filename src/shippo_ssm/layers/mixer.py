@@ -21,10 +21,13 @@ from torch.nn.utils.rnn import PackedSequence
 from shippo_ssm.dispatch import is_readable
 from shippo_ssm.layers.spec import UnknownOption
 from shippo_ssm.layers.states import map_states
-from shippo_ssm.scan.checks import asks_gradients, check_cu_seqlens, checksum
+from shippo_ssm.scan.checks import FLOATS, asks_gradients, check_cu_seqlens, checksum, expect_placement
 from shippo_ssm.scan.distributed import SequenceShard, negotiate_shards
 
 State = TypeVar("State")
+
+# Times beyond it would be infinite in float32.
+MAX_DT = torch.finfo(torch.float32).max
 
 
 class Segment(NamedTuple):
@@ -323,9 +326,13 @@ def _check_dt(op: str, u: Tensor, dt: Tensor, mask: Tensor | None) -> Tensor:
             f"{op}: `dt` is {came}; expected floating [B, T] = {shape}, the time since the previous sample at every position "
             "([B] in `step`)"
         )
+    expect_placement(op, "dt", dt, u.device, FLOATS)
     dt = dt if mask is None else torch.where(mask, dt, 0)
-    if is_readable(dt) and not bool((dt >= 0).all()):
-        raise ValueError(f"{op}: `dt` has negative or NaN entries; expected times of 0 or more; sort the samples by time")
+    # Steps are float32 at least.
+    if is_readable(dt) and not bool(((dt >= 0) & (dt <= MAX_DT)).all()):
+        raise ValueError(
+            f"{op}: `dt` has negative, infinite or NaN entries; expected finite times of 0 or more; sort the samples by time"
+        )
     return dt
 
 

@@ -59,7 +59,7 @@ class _Normed(torch.autograd.Function):
         channels = u.shape[-1]
         tokens, dy, du = u.numel() // channels, dy.contiguous(), torch.empty_like(u)
         chunks = -(-tokens // _CHUNK)
-        d_weight = torch.zeros(chunks, channels, dtype=u.dtype)
+        d_weight = u.new_zeros(chunks, channels)
         addresses = (tensor.data_ptr() for tensor in (u, weight, dy, du, d_weight))
         operands = NormGradient._make((*addresses, channels, tokens))
         min_items_per_thread = _MIN_NUMBERS // (channels * _CHUNK) + 1
@@ -74,6 +74,8 @@ class RMSNorm(nn.RMSNorm):
     def forward(self, input: Tensor) -> Tensor:
         weight, eps = self.weight, self.eps
         if input.dtype not in _NAMES or eps is None or direct_reason(input, weight):
+            return super().forward(input)
+        if weight.shape != input.shape[-1:] or not weight.is_contiguous():
             return super().forward(input)
         if torch.is_grad_enabled() and input.dtype != torch.bfloat16:
             return _Normed.apply(input.contiguous(), weight, eps)  # pyright: ignore[reportReturnType]

@@ -65,9 +65,9 @@ class StreamingLayer(nn.Module):
             raise ValueError("StreamingLayer: `dt` is missing; expected the time since the previous sample; or pass rate=")
         steps = 1 / self.rate if dt is None and self.rate else dt.detach().cpu() if isinstance(dt, Tensor) else dt
         steps = np.broadcast_to(np.asarray(steps, dtype=float), lead)
-        if not (steps >= 0).all():
+        if not ((steps >= 0) & (steps < np.inf)).all():
             raise ValueError(
-                "StreamingLayer: `dt` is negative or NaN; expected times >= 0: time goes forward; sort the samples"
+                "StreamingLayer: `dt` is negative or not finite; expected times >= 0: time goes forward; sort the samples"
             )
         if turn is not None and (turn.shape[:2] != lead or turn.shape[2:] not in ((3,), (turn.shape[-1],) * 2)):
             raise ValueError(

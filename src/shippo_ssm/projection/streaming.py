@@ -247,6 +247,10 @@ class StreamingMemory:
                 raise ValueError(f"StreamingMemory: `{name}` has shape {array.shape}; expected {shape}, as {self!r} has it")
         if not (np.isfinite(times).all() and (times >= 0).all()):
             raise ValueError(f"StreamingMemory: `time` is {times}; expected finite times >= 0")
+        if not np.isfinite(coefficients).all() or np.isinf(sample).any():
+            raise ValueError(
+                "StreamingMemory: `state` or `last` is not finite; expected numbers, NaN in `last` where a sample was missing"
+            )
         self._state = np.swapaxes(coefficients, -1, -2).reshape(self._rows, self.channels, -1).copy()
         self._time, self._last = times.reshape(-1).copy(), sample.reshape(self._rows, -1).copy()
 

@@ -139,11 +139,12 @@ def test_what_belongs_to_another_user_is_ignored(kept, warned, whose):
     assert warned() == 1
 
 
-@pytest.mark.parametrize("damage", ["empty", "cut", "changed", "garbage", "renamed", "symbol"])
+@pytest.mark.parametrize("damage", ["empty", "cut", "changed", "garbage", "renamed", "function", "symbol"])
 def test_a_damaged_file_is_compiled_again(kept, warned, damage):
     folder, file = kept
     whole = file.read_bytes()
-    signature, code = whole[len(cache.MAGIC) :].split(b"\n", 1)
+    code = cache.load(folder, file.name)
+    assert code is not None
     file.write_bytes(
         {
             "empty": b"",
@@ -151,7 +152,9 @@ def test_a_damaged_file_is_compiled_again(kept, warned, damage):
             "changed": whole[:-100] + bytes(100),
             "garbage": os.urandom(5000),
             "renamed": whole.replace(file.name.encode(), b"x" * len(file.name)),
-            "symbol": cache.MAGIC + signature.replace(b'"externals": [', b'"externals": ["no_such_symbol", ') + b"\n" + code,
+            # A name that is not in the object code has no address.
+            "function": whole.replace(code.function.encode(), b"x" * len(code.function)),
+            "symbol": cache._pack(code._replace(externals=["no_such_symbol"]), file.name),
         }[damage]
     )
     assert usable(file) == (damage == "symbol")

@@ -119,6 +119,7 @@ def test_what_a_killed_write_left_goes(monkeypatch, tmp_path, compilations):
 
 
 def test_first_compilation_is_said_once(monkeypatch, tmp_path, capsys, caplog):
+    monkeypatch.delenv("SHIPPO_QUIET", raising=False)
     monkeypatch.setattr(compiler, "_announced", False)
     with caplog.at_level("INFO", logger="shippo_ssm"):
         compiler._announce("a")

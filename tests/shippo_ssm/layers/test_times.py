@@ -179,8 +179,12 @@ def test_layers_without_time_and_bad_times():
         (dt[:, :2], r"`dt` is shape \(2, 2\) and dtype torch.float32; expected floating \[B, T\] = \(2, 3\)"),
         (dt.long(), "dtype torch.int64"),
         (1.0, "`dt` is a float"),
-        (-dt, "negative or NaN entries"),
-        (dt * torch.nan, "negative or NaN entries"),
+        (-dt, "negative, infinite or NaN entries"),
+        (dt * torch.nan, "negative, infinite or NaN entries"),
+        (dt * torch.inf, "negative, infinite or NaN entries"),
+        (1e300 * dt.double(), "negative, infinite or NaN entries"),
+        (dt.to("meta"), "`dt` is on meta"),
+        (dt.to_sparse(), "`dt` has layout torch.sparse_coo"),
     ):
         with pytest.raises(ValueError, match=message):
             layer(u, dt=bad)

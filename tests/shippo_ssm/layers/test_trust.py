@@ -9,9 +9,11 @@ import torch
 from torch import nn
 
 from shippo_ssm.actions import SplitFlow
-from shippo_ssm.layers import CellState, Shippo, shippo_cell
+from shippo_ssm.layers import CausalAttention, CellState, Shippo, shippo_cell
+from shippo_ssm.layers.attention import AttentionCache
+from shippo_ssm.layers.conv import ShortConv
 from shippo_ssm.layers.linear import Linear
-from shippo_ssm.layers.rows import scaled
+from shippo_ssm.layers.rows import RMSNorm, scaled
 from tests.shippo_ssm.layers.test_decode import make, ratio
 
 MIXED = """
@@ -57,6 +59,19 @@ class Halved(SplitFlow):  # pyright: ignore[reportGeneralTypeIssues]
         return 0.5 * super().forward(*arguments)
 
 
+class Owning(nn.Linear):
+    """A linear layer whose forward is torch's, on another weight."""
+
+    @property
+    def weight(self):  # pyright: ignore[reportIncompatibleVariableOverride]
+        return 2 * self._parameters["weight"]  # pyright: ignore[reportOptionalOperand]
+
+
+def as_attribute(module, weight):
+    del module.weight
+    module.weight = weight
+
+
 def restride(tensor, shape, strides):
     tensor.data = tensor.data.as_strided(shape, strides)
 
@@ -72,6 +87,9 @@ CHANGES: dict[str, Any] = {
     "class of the family": lambda layer: setattr(layer.right, "__class__", Halved),
     "bounded": lambda layer: setattr(layer.right, "_bounded", not layer.right.bounded),
     "eps": lambda layer: setattr(layer.read_norm, "eps", 0.5),
+    "class with a weight of its own": lambda layer: setattr(layer.out_proj, "__class__", Owning),
+    "a norm without a weight": lambda layer: setattr(layer.read_norm, "weight", None),
+    "a weight that is no parameter": lambda layer: as_attribute(layer.out_proj, 2 * layer.out_proj.weight),
 }
 
 
@@ -135,6 +153,81 @@ def test_parts_of_a_quantised_weight_may_be_replaced():
     setattr(weight, "qdata", torch.zeros_like(getattr(weight, "qdata")))  # noqa: B009, B010
     assert first.any()
     assert not layer.step(u)[0].any()
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("change", ["one scale", "scales apart", "float numbers", "scaled inputs"])
+def test_a_quantised_weight_is_looked_at_before_every_step(change):
+    quantization = pytest.importorskip("torchao.quantization")
+    layer: Any = Shippo(32, d_state=8).eval()
+    quantization.quantize_(layer, quantization.Int8WeightOnlyConfig())
+    u, weight = torch.randn(1, 32), layer.out_proj.weight
+    if not hasattr(weight, "act_pre_scale"):
+        pytest.skip("a torchao without Int8Tensor")
+    before, scale = layer.step(u)[0], weight.scale
+    if change == "one scale":
+        weight.scale = torch.ones(1, 1)
+    elif change == "scales apart":
+        weight.scale = torch.stack([2 * scale[:, 0], torch.zeros(32)], 1)[:, :1]
+    elif change == "float numbers":
+        weight.qdata = weight.qdata.float() + 20
+    else:
+        weight.act_pre_scale = torch.tensor(2.0)
+    with torch.enable_grad():
+        expected = layer.step(u)[0]
+    assert ratio(before, expected) > 1e-3, "the change makes no difference"
+    assert ratio(layer.step(u)[0], expected) < 1e-5
+
+
+DEFAULT_DEVICE = """
+import torch
+from shippo_ssm import Shippo
+from shippo_ssm.layers.linear import Linear
+layer, head, u = Shippo(16, d_state=8).eval(), Linear(16, 16), torch.randn(2, 16)
+with torch.no_grad():
+    y, state = layer.step(u)
+    expected = [y, layer.step(u, state)[0], head(u), layer(u.unsqueeze(1), output_state=True)[0]]
+    torch.set_default_device("meta")
+    answers = [layer.step(u)[0], layer.step(u, state)[0], head(u), layer(u.unsqueeze(1), output_state=True)[0]]
+assert all(map(torch.equal, answers, expected))
+torch.utils.checkpoint.checkpoint(layer, u.unsqueeze(1), use_reentrant=False).sum().backward()
+"""
+
+
+def test_a_default_device_is_not_that_of_the_operands():
+    """In a process of its own: addresses on another device end it."""
+    done = subprocess.run([sys.executable, "-c", DEFAULT_DEVICE], capture_output=True, text=True)
+    assert done.returncode == 0, (done.returncode, done.stderr[-500:])
+
+
+@pytest.mark.parametrize("grad", [False, True])
+def test_training_kernels_look_at_their_weights(grad):
+    """Weights of other strides give torch's numbers, those of other sizes its errors."""
+    with torch.set_grad_enabled(grad):
+        u, norm = torch.randn(3, 16), RMSNorm(16, eps=1e-5)
+        for strides in ((2,), (0,)):
+            restride(norm.weight, (16,), (1,))
+            norm.weight.data = torch.randn(32).as_strided((16,), strides)
+            assert torch.allclose(norm(u), nn.functional.rms_norm(u, (16,), norm.weight, 1e-5), atol=1e-6)
+        with pytest.raises(RuntimeError, match="shape"):
+            norm(torch.randn(3, 32))
+        conv = ShortConv(16, 4)
+        for size in (15, 32):
+            conv.weight.data = torch.randn(4, size)
+            with pytest.raises(RuntimeError, match="size"):
+                conv(u.unsqueeze(1), torch.zeros(3, 3, 16))
+
+
+def test_caches_of_attention_are_checked():
+    layer, u = CausalAttention(16, 2), torch.randn(2, 5, 16)
+    _, cache = layer(u, output_state=True)
+    keys, values, positions = cache
+    odd: list[Any] = [tuple(cache), cache._replace(keys=keys.tolist()), AttentionCache(keys[:1], values[:1], positions[:1])]
+    odd += [cache._replace(positions=wrong) for wrong in (positions[:1], positions.float())]
+    odd += [cache._replace(keys=wrong) for wrong in (keys.to("meta"), keys.to(torch.int8), keys[:, :, 1:], keys[..., 1:])]
+    for state in odd:
+        with pytest.raises(ValueError, match="CausalAttention: `state`"):
+            layer.step(u[:, 0], state)
 
 
 @pytest.mark.parametrize("grad", [False, True])

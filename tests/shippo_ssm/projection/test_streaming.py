@@ -221,3 +221,6 @@ def test_wrong_memories_are_refused():
         memory.load(np.zeros((3, 3)))
     with pytest.raises(ValueError, match="`time`"):
         memory.load(np.zeros((4, 3)), -1.0)
+    for odd in ((np.full((4, 3), np.nan),), (np.full((4, 3), np.inf),), (np.zeros((4, 3)), 0.0, [np.inf, 0.0, 0.0])):
+        with pytest.raises(ValueError, match="not finite"):
+            memory.load(*odd)
