@@ -43,7 +43,6 @@ value and read for write,
 
 from __future__ import annotations
 
-import contextlib
 import math
 from typing import Any, NamedTuple
 
@@ -54,8 +53,6 @@ from shippo_ssm.scan.algebra import Recurrence
 
 # Tokens of a block between a prefetch and its use: few enough that what is fetched still lies in the first cache.
 PREFETCH = 16
-# Positions after which a summary looks anew whether a group has forgotten everything.
-LOOK = 64
 # The largest entry of W from which a summary rebalances W and D; a power of two.
 BALANCED = 2.0**16
 # Rows and columns of the blocks in which a matrix is transposed.
@@ -307,15 +304,12 @@ def build_backward(case: Case) -> Any:
     return backward
 
 
-def build_summary(case: Case, mirrored: bool, skips: bool) -> Any:
-    """The summary kernel: the `Affine` of every sequence and group, or of its adjoint where `mirrored`.
-
-    It `skips` what a group has forgotten, which is right where all operands are finite: 0 NaN is NaN.
-    """
+def build_summary(case: Case, mirrored: bool) -> Any:
+    """The summary kernel: the `Affine` of every sequence and group, or of its adjoint where `mirrored`."""
     # Positions that a trace unrolls, with D, W and the update in registers; fewer where the code would grow long.
     many = 8 if case.width <= 4 else 4 if case.width <= 8 else 1
-    turn_many, gather_many = _turn(case, mirrored, many), _gather(case, mirrored, skips, many)
-    turn, gather = _turn(case, mirrored, 1), _gather(case, mirrored, skips, 1)
+    turn_many, gather_many = _turn(case, mirrored, many), _gather(case, mirrored, many)
+    turn, gather = _turn(case, mirrored, 1), _gather(case, mirrored, 1)
     order, width, rank, row, varying, has_right = case.order, case.width, case.rank, case.row, case.varying, case.has_right
     locate, (_, store_states) = _locate(), _state_copies(case)
     size, wide = width * row, padded_order("float64", width)
@@ -330,7 +324,6 @@ def build_summary(case: Case, mirrored: bool, skips: bool) -> Any:
         states, decays, homes = np.empty(block * size, element), np.empty(block * row, element), np.empty(block, np.int64)
         products, moved = np.empty(block * area, np.float64), np.empty(block * many * rank * wide, element)
         scratch = Behind(states, decays, products, moved)
-        alive = np.ones(block, np.bool_)
         for item in range(start, stop):
             sequence, first, count, _ = locate(items, item, homes)
             begin, end = bounds[sequence], bounds[sequence + 1]
@@ -342,18 +335,9 @@ def build_summary(case: Case, mirrored: bool, skips: bool) -> Any:
                     products[g * area + p * wide + p] = 1
             done = 0
             while done < end - begin:
-                if skips and done % LOOK == 0:
-                    left_over = False
-                    for g in range(count):
-                        alive[g] = np.any(decays[g * row : g * row + order] != 0)
-                        left_over = left_over or alive[g]
-                    if not left_over:
-                        break
                 t = begin + done if mirrored else end - 1 - done
                 whole = end - begin - done >= many
                 for g in range(count):
-                    if not alive[g]:
-                        continue
                     token = t * groups + first + g
                     drift_row = token if varying else first + g
                     moved_at = g * many * rank * wide
@@ -746,7 +730,7 @@ def _turn(case: Case, mirrored: bool, many: int) -> Any:
     return turn
 
 
-def _gather(case: Case, mirrored: bool, skips: bool, many: int) -> Any:
+def _gather(case: Case, mirrored: bool, many: int) -> Any:
     """`many` positions of one group: (D * write) (value^T W) of each into the update, and their decays into D."""
     order, width, rank, row, has_right, varying = case.order, case.width, case.rank, case.row, case.has_right, case.varying
     wide = padded_order("float64", width)
@@ -762,28 +746,26 @@ def _gather(case: Case, mirrored: bool, skips: bool, many: int) -> Any:
                 emit.prefetch(array, emit.times(index, length), length)
         for n in emit.blocks(order):
             decay = emit.load(scratch.decay, emit.at(place.decay, n), padded=True)
-            # Lanes that have forgotten everything by now take nothing more: most of them, in a long segment.
-            with emit.when_any(decay) if skips else contextlib.nullcontext():
-                update = load_rows(emit, scratch.update, emit.at(place.update, n), width, row)
-                drifts = None if varying else emit.load(drift, emit.at(emit.times(place.drift_row, order), n))
-                for c, (token, vector) in enumerate(zip(tokens[:many], vectors)):
-                    if varying:
-                        drifts = emit.load(drift, emit.at(emit.times(token, order), n))
-                    rate = emit.mul(emit.splat(step, token), emit.constant(math.log2(math.e)))
-                    further = emit.flush(emit.mul(emit.exp2(emit.mul(rate, drifts)), decay))
-                    for r in range(rank):
-                        where = emit.load(write, emit.at(emit.times(vector, rank * order), n, r * order))
-                        where = emit.mul(where, further if mirrored else decay)
-                        if has_right:
-                            array, source = scratch.moved, emit.at(place.moved, (c * rank + r) * wide)
-                        else:
-                            array, source = value, emit.at(emit.times(token, rank * width), r * width)
-                        (line,) = _splats(emit, array, source, 1, width)
-                        update = [emit.fma(where, x, h) for x, h in zip(line, update)]
-                    decay = further
-                for p in range(width):
-                    emit.store(scratch.update, emit.at(place.update, n, p * row), update[p], padded=True)
-                emit.store(scratch.decay, emit.at(place.decay, n), decay, padded=True)
+            update = load_rows(emit, scratch.update, emit.at(place.update, n), width, row)
+            drifts = None if varying else emit.load(drift, emit.at(emit.times(place.drift_row, order), n))
+            for c, (token, vector) in enumerate(zip(tokens[:many], vectors)):
+                if varying:
+                    drifts = emit.load(drift, emit.at(emit.times(token, order), n))
+                rate = emit.mul(emit.splat(step, token), emit.constant(math.log2(math.e)))
+                further = emit.flush(emit.mul(emit.exp2(emit.mul(rate, drifts)), decay))
+                for r in range(rank):
+                    where = emit.load(write, emit.at(emit.times(vector, rank * order), n, r * order))
+                    where = emit.mul(where, further if mirrored else decay)
+                    if has_right:
+                        array, source = scratch.moved, emit.at(place.moved, (c * rank + r) * wide)
+                    else:
+                        array, source = value, emit.at(emit.times(token, rank * width), r * width)
+                    (line,) = _splats(emit, array, source, 1, width)
+                    update = [emit.fma(where, x, h) for x, h in zip(line, update)]
+                decay = further
+            for p in range(width):
+                emit.store(scratch.update, emit.at(place.update, n, p * row), update[p], padded=True)
+            emit.store(scratch.decay, emit.at(place.decay, n), decay, padded=True)
 
     return gather
 
