@@ -292,8 +292,8 @@ def build_backward(case: Case) -> Any:
 
 def build_summary(case: Case, mirrored: bool) -> Any:
     """The summary kernel: the `Affine` of every sequence and group, or of its adjoint where `mirrored`."""
-    # Positions that a trace unrolls, with D, W and the update in registers; fewer where the code would grow long.
-    many = 8 if case.width <= 4 else 4 if case.width <= 8 else 1
+    # Positions that a trace unrolls, with D, W and the update in registers, unless the code would grow long.
+    many = 2 if case.width <= 8 else 1
     order, width, rank, row, varying, has_right = case.order, case.width, case.rank, case.row, case.varying, case.has_right
     locate, (_, store_states) = _locate(), _state_copies(case)
     size, wide = width * row, padded_order("float64", width)

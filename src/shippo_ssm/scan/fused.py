@@ -243,7 +243,7 @@ def _forward(
 def _backward(case: Case, call: Pullback) -> None:
     recurrence, _, cu_seqlens, kept, dy, dfinal, gradient, dinitial = call
     value, write, right = recurrence.value, recurrence.write, recurrence.right
-    dtype = compute_dtype(value.dtype)
+    dtype = kept.dtype
     per_group = case.chunk * case.order * case.width * dtype.itemsize
     count, items = _items(recurrence, cu_seqlens, case.chunk, _BACKWARD_SCRATCH // max(1, per_group), sums=True)
     # Sums over sequences and over blocks of a set are added in order below: no thread count can change them.
@@ -271,15 +271,14 @@ def _case(recurrence: Recurrence) -> Case:
     # Sizes that are symbols while tracing are numbers from here on.
     sizes = int(read.shape[-1]), int(value.shape[-1]), int(value.shape[-2])
     kinds = right is not None, seen is not None, drift.ndim == 4, bool(read.shape[2] != value.shape[2])
-    return _make_case(str(compute_dtype(value.dtype)).removeprefix("torch."), *sizes, *kinds)
+    return _make_case(value.dtype, *sizes, *kinds)
 
 
 @functools.lru_cache
-def _make_case(
-    dtype: str, order: int, width: int, rank: int, has_right: bool, has_seen: bool, varying: bool, shared: bool
-) -> Case:
+def _make_case(value_dtype: torch.dtype, order: int, width: int, rank: int, has_right: bool, *kinds: bool) -> Case:
+    dtype = str(compute_dtype(value_dtype)).removeprefix("torch.")
     chunk, row = keep_every(order, width, rank, has_right), padded_order(dtype, order)
-    return Case(dtype, order, width, rank, has_right, has_seen, varying, shared, chunk, row)
+    return Case(dtype, order, width, rank, has_right, *kinds, chunk, row)
 
 
 def _items(recurrence: Recurrence, cu_seqlens: Tensor | None, chunk: int, most: int, sums: bool = False) -> tuple[int, Items]:
