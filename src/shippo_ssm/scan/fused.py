@@ -275,10 +275,12 @@ def _case(recurrence: Recurrence) -> Case:
 
 
 @functools.lru_cache
-def _make_case(value_dtype: torch.dtype, order: int, width: int, rank: int, has_right: bool, *kinds: bool) -> Case:
+def _make_case(
+    value_dtype: torch.dtype, order: int, width: int, rank: int, has_right: bool, has_seen: bool, varying: bool, shared: bool
+) -> Case:
     dtype = str(compute_dtype(value_dtype)).removeprefix("torch.")
     chunk, row = keep_every(order, width, rank, has_right), padded_order(dtype, order)
-    return Case(dtype, order, width, rank, has_right, *kinds, chunk, row)
+    return Case(dtype, order, width, rank, has_right, has_seen, varying, shared, chunk, row)
 
 
 def _items(recurrence: Recurrence, cu_seqlens: Tensor | None, chunk: int, most: int, sums: bool = False) -> tuple[int, Items]:
