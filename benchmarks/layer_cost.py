@@ -68,7 +68,8 @@ def scan_operands(sets: int) -> list[Tensor]:
     torch.manual_seed(1)
     batch, length, groups, order, width = 16, 512, 64, 32, 4
     vectors = [torch.randn(batch, length, sets, order) for _ in range(2)]
-    right = torch.linalg.qr(torch.randn(batch, length, groups, width, width))[0]
+    # The factor of a QR decomposition has other strides, and the kernels would copy it.
+    right = torch.linalg.qr(torch.randn(batch, length, groups, width, width))[0].contiguous()
     value, step = torch.randn(batch, length, groups, width), torch.rand(batch, length, groups) * 0.1
     operands = [value, *vectors, step, -torch.rand(groups, order), right]
     return [operand.requires_grad_() for operand in operands]

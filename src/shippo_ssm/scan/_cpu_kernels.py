@@ -43,7 +43,6 @@ value and read for write,
 
 from __future__ import annotations
 
-import contextlib
 import math
 from typing import Any, NamedTuple
 
@@ -54,8 +53,6 @@ from shippo_ssm.scan.algebra import Recurrence
 
 # Tokens of a block between a prefetch and its use: few enough that what is fetched still lies in the first cache.
 PREFETCH = 16
-# Positions after which a summary looks anew whether a group has forgotten everything.
-LOOK = 64
 # The largest entry of W from which a summary rebalances W and D; a power of two.
 BALANCED = 2.0**16
 # Rows and columns of the blocks in which a matrix is transposed.
@@ -145,18 +142,6 @@ class Behind(NamedTuple):
     moved: Any
 
 
-class SummaryPlace(NamedTuple):
-    """Where one position of one group is: its token, vector and drift row; where the fields of `Behind` begin."""
-
-    token: Any
-    vector: Any
-    drift_row: Any
-    update: Any
-    decay: Any
-    product: Any
-    moved: Any
-
-
 class Chunk(NamedTuple):
     """Scratch: states [position, group, P, row], decays [position, group, row] and, of operands in bfloat16, numbers that are
     splat one by one, [position, group, P P + r P + P] (right, value, dy), of one chunk or one position."""
@@ -176,19 +161,19 @@ class Adjoint(NamedTuple):
 
 
 class Place(NamedTuple):
-    """Where one position of one group is: its token, vector, drift row and the row of its vector's gradient; where its old
-    state, new state, decay, numbers (of `Chunk`), adjoint and slope begin in scratch memory."""
+    """Where one position of one group is: rows of operands, and cells of scratch memory."""
 
     token: Any
     vector: Any
     drift_row: Any
     dvector: Any
-    old_state: Any
-    new_state: Any
-    decay: Any
-    numbers: Any
-    adjoint: Any = 0
-    slope: Any = 0
+    """The row of the gradient of its vector."""
+    old: Any
+    """The cell of its old state, decay and numbers, in a `Chunk`."""
+    new: Any
+    """The cell of its new state."""
+    group: Any
+    """The cell of its group, in an `Adjoint` or `Behind`."""
 
 
 def padded_order(dtype: str, order: int) -> int:
@@ -209,9 +194,10 @@ def build_forward(case: Case) -> Any:
         items, recurrence, initial, y, final, checkpoints = operands
         bounds, first_chunk, groups, sets, block, _ = items
         # A product of several tiles writes a new state beside the old one; a single tile updates it in place.
-        other = block * size if tiled else 0
-        states, homes = np.empty(block * size + other, element), np.empty(block, np.int64)
-        scratch = Chunk(states, np.empty(block * row, element), np.empty(block * many, element))
+        other = block if tiled else 0
+        cells = block + other
+        states, homes = np.empty(cells * size, element), np.empty(block, np.int64)
+        scratch = Chunk(states, np.empty(cells * row, element), np.empty(cells * many, element))
         for item in range(start, stop):
             sequence, first, count, _ = locate(items, item, homes)
             skip = groups - count
@@ -223,20 +209,20 @@ def build_forward(case: Case) -> Any:
             for low in range(begin, end, chunk):
                 if checkpoints.size:
                     kept = ((first_chunk[sequence] + (low - begin) // chunk) * groups + first) * size
-                    copy(states, old, checkpoints, kept, count * size)
+                    copy(states, old * size, checkpoints, kept, count * size)
                 for t in range(low, min(low + chunk, end)):
                     for g in range(count):
                         token = t * groups + first + g
                         drift_row = token if varying else first + g
-                        place = Place(token, 0, drift_row, 0, old + g * size, new + g * size, g * row, g * many, 0, 0)
+                        place = Place(token, 0, drift_row, 0, old + g, new + g, g)
                         prepare(place, scratch, recurrence, y, recurrence, groups)
                     for g in range(count):
                         token, vector = t * groups + first + g, t * sets + homes[g]
                         ahead = PREFETCH if g + PREFETCH < count else PREFETCH + skip
-                        place = Place(token, vector, 0, 0, old + g * size, new + g * size, g * row, g * many, 0, 0)
+                        place = Place(token, vector, 0, 0, old + g, new + g, g)
                         step_forward(place, scratch, recurrence, ahead, y, y)
                     old, new = new, old
-            store_states(states, old, count, final, sequence * groups + first)
+            store_states(states, old * size, count, final, sequence * groups + first)
 
     return forward
 
@@ -279,23 +265,20 @@ def build_backward(case: Case) -> Any:
                     for g in range(count):
                         token, cell = t * groups + first + g, (t - low) * block + g
                         drift_row = token if varying else first + g
-                        place = Place(token, 0, drift_row, 0, cell * size, 0, cell * row, cell * many, 0, 0)
+                        place = Place(token, 0, drift_row, 0, cell, cell + block, g)
                         prepare(place, scratch, recurrence, dy, gradient, groups)
                     for g in range(count):
                         token, cell, vector = t * groups + first + g, (t - low) * block + g, t * sets + homes[g]
                         ahead = PREFETCH if g + PREFETCH < count else PREFETCH + skip
-                        after = (cell + block) * size
-                        place = Place(token, vector, 0, own + vector, cell * size, after, cell * row, cell * many, 0, 0)
+                        place = Place(token, vector, 0, own + vector, cell, cell + block, g)
                         step_forward(place, scratch, recurrence, ahead, dy, gradient.read)
                 # A chunk's share of the drift gradient is summed apart, so that long sequences lose no digits.
                 slopes[:] = 0
                 for t in range(high - 1, low - 1, -1):
                     for g in range(count):
                         token, cell, vector = t * groups + first + g, (t - low) * block + g, t * sets + homes[g]
-                        drift_row, old = token if varying else first + g, cell * size
-                        place = Place(
-                            token, vector, drift_row, own + vector, old, 0, cell * row, cell * many, g * size, g * row
-                        )
+                        drift_row = token if varying else first + g
+                        place = Place(token, vector, drift_row, own + vector, cell, cell + block, g)
                         step_backward(place, scratch, adjoints, recurrence, dy, gradient)
                 if not varying:
                     for g in range(count):
@@ -307,18 +290,17 @@ def build_backward(case: Case) -> Any:
     return backward
 
 
-def build_summary(case: Case, mirrored: bool, skips: bool) -> Any:
-    """The summary kernel: the `Affine` of every sequence and group, or of its adjoint where `mirrored`.
-
-    It `skips` what a group has forgotten, which is right where all operands are finite: 0 NaN is NaN.
-    """
-    # Positions that a trace unrolls, with D, W and the update in registers; fewer where the code would grow long.
-    many = 8 if case.width <= 4 else 4 if case.width <= 8 else 1
-    turn_many, gather_many = _turn(case, mirrored, many), _gather(case, mirrored, skips, many)
-    turn, gather = _turn(case, mirrored, 1), _gather(case, mirrored, skips, 1)
+def build_summary(case: Case, mirrored: bool) -> Any:
+    """The summary kernel: the `Affine` of every sequence and group, or of its adjoint where `mirrored`."""
+    # Positions that a trace unrolls, with D, W and the update in registers, unless the code would grow long.
+    many = 2 if case.width <= 8 else 1
     order, width, rank, row, varying, has_right = case.order, case.width, case.rank, case.row, case.varying, case.has_right
     locate, (_, store_states) = _locate(), _state_copies(case)
     size, wide = width * row, padded_order("float64", width)
+    # Numbers of value^T W of one group.
+    room = many * rank * wide
+    turn_many, gather_many = _turn(case, mirrored, many, room), _gather(case, mirrored, many, room)
+    turn, gather = _turn(case, mirrored, 1, room), _gather(case, mirrored, 1, room)
     area = width * wide
     element, most = np.dtype(case.dtype).type, float(np.finfo(case.dtype).max)
 
@@ -328,9 +310,8 @@ def build_summary(case: Case, mirrored: bool, skips: bool) -> Any:
         way = 1 if mirrored else -1
         stride, next_vector = way * groups, way * sets
         states, decays, homes = np.empty(block * size, element), np.empty(block * row, element), np.empty(block, np.int64)
-        products, moved = np.empty(block * area, np.float64), np.empty(block * many * rank * wide, element)
+        products, moved = np.empty(block * area, np.float64), np.empty(block * room, element)
         scratch = Behind(states, decays, products, moved)
-        alive = np.ones(block, np.bool_)
         for item in range(start, stop):
             sequence, first, count, _ = locate(items, item, homes)
             begin, end = bounds[sequence], bounds[sequence + 1]
@@ -342,22 +323,12 @@ def build_summary(case: Case, mirrored: bool, skips: bool) -> Any:
                     products[g * area + p * wide + p] = 1
             done = 0
             while done < end - begin:
-                if skips and done % LOOK == 0:
-                    left_over = False
-                    for g in range(count):
-                        alive[g] = np.any(decays[g * row : g * row + order] != 0)
-                        left_over = left_over or alive[g]
-                    if not left_over:
-                        break
                 t = begin + done if mirrored else end - 1 - done
                 whole = end - begin - done >= many
                 for g in range(count):
-                    if not alive[g]:
-                        continue
                     token = t * groups + first + g
                     drift_row = token if varying else first + g
-                    moved_at = g * many * rank * wide
-                    place = SummaryPlace(token, t * sets + homes[g], drift_row, g * size, g * row, g * area, moved_at)
+                    place = Place(token, t * sets + homes[g], drift_row, 0, 0, 0, g)
                     if whole:
                         if has_right:
                             turn_many(place, scratch, recurrence, stride)
@@ -485,20 +456,23 @@ def _prepare(case: Case, *, replays: bool) -> Any:
         rate = emit.mul(emit.splat(recurrence.step, place.token), emit.constant(math.log2(math.e)))
         for n in emit.blocks(order):
             exponent = emit.mul(rate, emit.load(recurrence.drift, emit.at(emit.times(place.drift_row, order), n)))
-            emit.store(scratch.decays, emit.at(place.decay, n), emit.exp2(exponent), padded=True)
+            emit.store(scratch.decays, emit.at(emit.times(place.old, case.row), n), emit.exp2(exponent), padded=True)
         lengths = (has_right * width * width, rank * width, replays * width)
         offsets = (0, width**2, width * (width + rank))
         for array, length, offset in zip((recurrence.right, recurrence.value, dy), lengths, offsets):
             if array.storage:
-                emit.copy(array, emit.times(place.token, length), scratch.numbers, emit.at(place.numbers, offset), length)
+                target = emit.at(emit.times(place.old, num_numbers(case)), offset)
+                emit.copy(array, emit.times(place.token, length), scratch.numbers, target, length)
 
     return prepare
 
 
-def _numbers(emit: Emitter, scratch: Chunk, place: Place, array: Pointer, length: int, offset: int) -> tuple[Pointer, Any]:
+def _numbers(
+    emit: Emitter, case: Case, scratch: Chunk, place: Place, array: Pointer, length: int, offset: int
+) -> tuple[Pointer, Any]:
     """Where the `length` numbers of a token can be splat from: the array, or where `_prepare` has widened them."""
     if array.storage:
-        return scratch.numbers, emit.at(place.numbers, offset)
+        return scratch.numbers, emit.at(emit.times(place.old, num_numbers(case)), offset)
     return array, emit.times(place.token, length)
 
 
@@ -515,16 +489,17 @@ def _forward_step(case: Case, *, replays: bool) -> Any:
         value, write, read, _, _, right, seen = recurrence
         states, decays, _ = scratch
         token, vector, dvector = _rows_of(case, place)
+        old_state, new_state = emit.times(place.old, width * row), emit.times(place.new, width * row)
         # Long rows; the processor's own prefetching does not jump over the gap after a block of groups.
         for array, length in ((write, rank * order), (read, order), (right, has_right * width**2)):
             if array is right or not case.shared:
                 emit.prefetch(array, emit.times(emit.at(token, ahead), length), length)
         sources = emit.times(token, rank * width)
-        value, first = _numbers(emit, scratch, place, value, rank * width, width**2)
-        right, matrix = _numbers(emit, scratch, place, right, width * width, 0)
+        value, first = _numbers(emit, case, scratch, place, value, rank * width, width**2)
+        right, matrix = _numbers(emit, case, scratch, place, right, width * width, 0)
         cotangents, own = [], []
         if replays:
-            dy, at_dy = _numbers(emit, scratch, place, y, width, width * (width + rank))
+            dy, at_dy = _numbers(emit, case, scratch, place, y, width, width * (width + rank))
             (cotangents,) = _splats(emit, dy, at_dy, 1, width)
             if has_seen:
                 own = [emit.dot(line, cotangents) for line in _splats(emit, seen, sources, rank, width)]
@@ -543,19 +518,19 @@ def _forward_step(case: Case, *, replays: bool) -> Any:
             outputs = [emit.variable() for _ in range(count * (not replays))]
             overlaps = [emit.variable() for _ in range(rank * (has_seen and not replays))]
             for n in emit.blocks(order):
-                left = emit.load(decays, emit.at(place.decay, n), padded=True)
+                left = emit.load(decays, emit.at(emit.times(place.old, row), n), padded=True)
                 if has_right and width > columns:
-                    state = _tile(emit, width, count, states, emit.at(place.old_state, n), row, right, emit.at(matrix, q), 1)
+                    state = _tile(emit, width, count, states, emit.at(old_state, n), row, right, emit.at(matrix, q), 1)
                 elif has_right:
-                    state = _product(emit, load_rows(emit, states, emit.at(place.old_state, n), width, row), right, matrix, 1)
+                    state = _product(emit, load_rows(emit, states, emit.at(old_state, n), width, row), right, matrix, 1)
                 else:
-                    state = load_rows(emit, states, emit.at(place.old_state, n, emit.times(q, row)), count, row)
+                    state = load_rows(emit, states, emit.at(old_state, n, emit.times(q, row)), count, row)
                 state = moved = [emit.mul(left, x) for x in state]
                 writes = load_writes(n)
                 for where, line in zip(writes, values):
                     state = [emit.fma(where, x, h) for x, h in zip(line, state)]
                 for p, h in enumerate(state):
-                    emit.store(states, emit.at(place.new_state, n, emit.times(emit.at(q, p), row)), h, padded=True)
+                    emit.store(states, emit.at(new_state, n, emit.times(emit.at(q, p), row)), h, padded=True)
                 shown = moved if has_seen else state
                 if not replays:
                     readout = emit.load(read, emit.at(emit.times(vector, order), n))
@@ -573,7 +548,7 @@ def _forward_step(case: Case, *, replays: bool) -> Any:
                 emit.store_sums(y, emit.at(emit.times(token, width), q), [output.get() for output in outputs])
         if replays and width > columns:
             for n in emit.blocks(order):
-                rows, writes = load_rows(emit, states, emit.at(place.new_state, n), width, row), load_writes(n)
+                rows, writes = load_rows(emit, states, emit.at(new_state, n), width, row), load_writes(n)
                 if has_seen:
                     # The state without its own source.
                     for where, line in zip(writes, _splats(emit, value, first, rank, width)):
@@ -601,12 +576,13 @@ def _backward_step(case: Case) -> Any:
         value, write, read, step, drift, right, seen = recurrence
         (states, decays, _), (adjoint, moved, slopes) = scratch, adjoints
         token, vector, dvector = _rows_of(case, place)
+        old_state, state = emit.times(place.old, width * row), emit.times(place.group, width * row)
         sources = emit.times(token, rank * width)
-        values = _splats(emit, *_numbers(emit, scratch, place, value, rank * width, width**2), rank, width)
-        (cotangents,) = _splats(emit, *_numbers(emit, scratch, place, dy, width, width * (width + rank)), 1, width)
+        values = _splats(emit, *_numbers(emit, case, scratch, place, value, rank * width, width**2), rank, width)
+        (cotangents,) = _splats(emit, *_numbers(emit, case, scratch, place, dy, width, width * (width + rank)), 1, width)
         rate = emit.splat(step, token)
         dmatrix = emit.times(token, width * width)
-        right, matrix = _numbers(emit, scratch, place, right, width * width, 0)
+        right, matrix = _numbers(emit, case, scratch, place, right, width * width, 0)
         dvalues = [[emit.variable() for _ in range(width)] for _ in range(rank)]
         dsteps = emit.variable()
         own, overlaps = [], []
@@ -615,18 +591,18 @@ def _backward_step(case: Case) -> Any:
             overlaps = [emit.variable() for _ in range(rank)]
 
         def store_slope(n: Any, lower: list[Any]) -> None:
-            slope = emit.dot(load_rows(emit, states, emit.at(place.old_state, n), width, row), lower)
+            slope = emit.dot(load_rows(emit, states, emit.at(old_state, n), width, row), lower)
             drifts = emit.load(drift, emit.at(emit.times(place.drift_row, order), n))
             dsteps.set(emit.fma(slope, drifts, dsteps.get()))
             if varying:
                 emit.store(out.drift, emit.at(emit.times(token, order), n), emit.mul(slope, rate))
             else:
-                total = emit.load(slopes, emit.at(place.slope, n), padded=True)
-                emit.store(slopes, emit.at(place.slope, n), emit.fma(slope, rate, total), padded=True)
+                total = emit.load(slopes, emit.at(emit.times(place.group, row), n), padded=True)
+                emit.store(slopes, emit.at(emit.times(place.group, row), n), emit.fma(slope, rate, total), padded=True)
 
         for n in emit.blocks(order):
             readout = emit.load(read, emit.at(emit.times(vector, order), n))
-            later = load_rows(emit, adjoint, emit.at(place.adjoint, n), width, row)
+            later = load_rows(emit, adjoint, emit.at(state, n), width, row)
             upper = [emit.fma(readout, c, x) for c, x in zip(cotangents, later)]
             source_adjoint = later if has_seen else upper
             for r in range(rank):
@@ -638,7 +614,7 @@ def _backward_step(case: Case) -> Any:
                 _store_vector(emit, case, out.write, emit.at(emit.times(dvector, rank * order), n, r * order), dwhere)
                 for total, x in zip(dvalues[r], source_adjoint):
                     total.set(emit.fma(where, x, total.get()))
-            left = emit.load(decays, emit.at(place.decay, n), padded=True)
+            left = emit.load(decays, emit.at(emit.times(place.old, row), n), padded=True)
             lower = [emit.mul(left, x) for x in upper]
             if has_right:
                 for p in range(width):
@@ -647,7 +623,7 @@ def _backward_step(case: Case) -> Any:
                 lower = _product(emit, lower, right, matrix, width)
             if not tiled:
                 for p in range(width):
-                    emit.store(adjoint, emit.at(place.adjoint, n, p * row), lower[p], padded=True)
+                    emit.store(adjoint, emit.at(state, n, p * row), lower[p], padded=True)
                 store_slope(n, lower)
         emit.store_sums(out.value, sources, [total.get() for line in dvalues for total in line])
         for r, overlap in enumerate(overlaps):
@@ -658,13 +634,13 @@ def _backward_step(case: Case) -> Any:
                 for n in emit.blocks(order):
                     lower = _tile(emit, width, count, moved, n, row, right, emit.at(matrix, emit.times(p, width)), width)
                     for i, x in enumerate(lower):
-                        emit.store(adjoint, emit.at(place.adjoint, n, emit.times(emit.at(p, i), row)), x, padded=True)
+                        emit.store(adjoint, emit.at(state, n, emit.times(emit.at(p, i), row)), x, padded=True)
             for n in emit.blocks(order):
-                store_slope(n, load_rows(emit, adjoint, emit.at(place.adjoint, n), width, row))
+                store_slope(n, load_rows(emit, adjoint, emit.at(state, n), width, row))
         emit.store_sums(out.step, token, [dsteps.get()])
         if has_right:
             store_dright = _store_dright_across if across else _store_dright
-            store_dright(emit, states, place.old_state, moved, out.right, dmatrix)
+            store_dright(emit, states, old_state, moved, out.right, dmatrix)
 
     def _store_dright(emit: Emitter, states: Pointer, old: Any, moved: Pointer, dright: Pointer, start: Any) -> None:
         # H_old^T M in tiles of two by four: eight sums, six operands, within sixteen registers.
@@ -707,7 +683,7 @@ def _backward_step(case: Case) -> Any:
     return backward_step
 
 
-def _turn(case: Case, mirrored: bool, many: int) -> Any:
+def _turn(case: Case, mirrored: bool, many: int, room: int) -> Any:
     """`many` positions of one group: value^T W of each, and their right actions taken into W; lanes along the columns of W.
 
     W is a long product that every position hands its rounding to, so it is kept in double precision.
@@ -716,8 +692,9 @@ def _turn(case: Case, mirrored: bool, many: int) -> Any:
     wide = padded_order("float64", width)
 
     @simd("float64", simd_lanes("float64", width))
-    def turn(emit: Emitter, place: SummaryPlace, scratch: Behind, recurrence: Pointers, stride: Any) -> None:
+    def turn(emit: Emitter, place: Place, scratch: Behind, recurrence: Pointers, stride: Any) -> None:
         outside = Emitter(emit.builder, case.dtype, emit.lanes)
+        product, first_moved = emit.times(place.group, width * wide), emit.times(place.group, room)
         single = case.dtype != "float64"
 
         def wide_splats(array: Pointer, start: Any, rows: int) -> list[list[Any]]:
@@ -729,7 +706,7 @@ def _turn(case: Case, mirrored: bool, many: int) -> Any:
             return [[emit.lane(vector, j) for j in range(width)] for vector in vectors]
 
         for q in emit.blocks(wide):
-            rows = load_rows(emit, scratch.product, emit.at(place.product, q), width, wide)
+            rows = load_rows(emit, scratch.product, emit.at(product, q), width, wide)
             for c in range(many):
                 token = emit.at(place.token, emit.times(stride, c))
                 matrix = wide_splats(recurrence.right, emit.times(token, width * width), width)
@@ -738,22 +715,23 @@ def _turn(case: Case, mirrored: bool, many: int) -> Any:
                 for r in range(rank):
                     line = emit.dot(values[r], moved if mirrored else rows)
                     line = emit.builder.fptrunc(line, outside.vector) if single else line
-                    outside.store(scratch.moved, emit.at(place.moved, q, (c * rank + r) * wide), line, padded=True)
+                    outside.store(scratch.moved, emit.at(first_moved, q, (c * rank + r) * wide), line, padded=True)
                 rows = moved
             for p in range(width):
-                emit.store(scratch.product, emit.at(place.product, q, p * wide), rows[p], padded=True)
+                emit.store(scratch.product, emit.at(product, q, p * wide), rows[p], padded=True)
 
     return turn
 
 
-def _gather(case: Case, mirrored: bool, skips: bool, many: int) -> Any:
+def _gather(case: Case, mirrored: bool, many: int, room: int) -> Any:
     """`many` positions of one group: (D * write) (value^T W) of each into the update, and their decays into D."""
     order, width, rank, row, has_right, varying = case.order, case.width, case.rank, case.row, case.has_right, case.varying
     wide = padded_order("float64", width)
 
     @simd(case.dtype, simd_lanes(case.dtype, order))
-    def gather(emit: Emitter, place: SummaryPlace, scratch: Behind, record: Pointers, stride: Any, next_vector: Any) -> None:
+    def gather(emit: Emitter, place: Place, scratch: Behind, record: Pointers, stride: Any, next_vector: Any) -> None:
         value, write, _, step, drift, right, _ = record
+        update_at = emit.times(place.group, width * row)
         tokens = [emit.at(place.token, emit.times(stride, c)) for c in range(2 * many)]
         vectors = [emit.at(place.vector, emit.times(next_vector, c)) for c in range(2 * many)]
         for token, vector in zip(tokens[many:], vectors[many:]):
@@ -761,29 +739,27 @@ def _gather(case: Case, mirrored: bool, skips: bool, many: int) -> Any:
             for array, index, length in rows:
                 emit.prefetch(array, emit.times(index, length), length)
         for n in emit.blocks(order):
-            decay = emit.load(scratch.decay, emit.at(place.decay, n), padded=True)
-            # Lanes that have forgotten everything by now take nothing more: most of them, in a long segment.
-            with emit.when_any(decay) if skips else contextlib.nullcontext():
-                update = load_rows(emit, scratch.update, emit.at(place.update, n), width, row)
-                drifts = None if varying else emit.load(drift, emit.at(emit.times(place.drift_row, order), n))
-                for c, (token, vector) in enumerate(zip(tokens[:many], vectors)):
-                    if varying:
-                        drifts = emit.load(drift, emit.at(emit.times(token, order), n))
-                    rate = emit.mul(emit.splat(step, token), emit.constant(math.log2(math.e)))
-                    further = emit.flush(emit.mul(emit.exp2(emit.mul(rate, drifts)), decay))
-                    for r in range(rank):
-                        where = emit.load(write, emit.at(emit.times(vector, rank * order), n, r * order))
-                        where = emit.mul(where, further if mirrored else decay)
-                        if has_right:
-                            array, source = scratch.moved, emit.at(place.moved, (c * rank + r) * wide)
-                        else:
-                            array, source = value, emit.at(emit.times(token, rank * width), r * width)
-                        (line,) = _splats(emit, array, source, 1, width)
-                        update = [emit.fma(where, x, h) for x, h in zip(line, update)]
-                    decay = further
-                for p in range(width):
-                    emit.store(scratch.update, emit.at(place.update, n, p * row), update[p], padded=True)
-                emit.store(scratch.decay, emit.at(place.decay, n), decay, padded=True)
+            decay = emit.load(scratch.decay, emit.at(emit.times(place.group, row), n), padded=True)
+            update = load_rows(emit, scratch.update, emit.at(update_at, n), width, row)
+            drifts = None if varying else emit.load(drift, emit.at(emit.times(place.drift_row, order), n))
+            for c, (token, vector) in enumerate(zip(tokens[:many], vectors)):
+                if varying:
+                    drifts = emit.load(drift, emit.at(emit.times(token, order), n))
+                rate = emit.mul(emit.splat(step, token), emit.constant(math.log2(math.e)))
+                further = emit.flush(emit.mul(emit.exp2(emit.mul(rate, drifts)), decay))
+                for r in range(rank):
+                    where = emit.load(write, emit.at(emit.times(vector, rank * order), n, r * order))
+                    where = emit.mul(where, further if mirrored else decay)
+                    if has_right:
+                        array, source = scratch.moved, emit.at(emit.times(place.group, room), (c * rank + r) * wide)
+                    else:
+                        array, source = value, emit.at(emit.times(token, rank * width), r * width)
+                    (line,) = _splats(emit, array, source, 1, width)
+                    update = [emit.fma(where, x, h) for x, h in zip(line, update)]
+                decay = further
+            for p in range(width):
+                emit.store(scratch.update, emit.at(update_at, n, p * row), update[p], padded=True)
+            emit.store(scratch.decay, emit.at(emit.times(place.group, row), n), decay, padded=True)
 
     return gather
 

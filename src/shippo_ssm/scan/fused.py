@@ -62,9 +62,7 @@ def summary(recurrence: Recurrence, cu_seqlens: Tensor | None = None, *, mirrore
     left = value.new_empty(*corner, case.order, dtype=dtype)
     update = value.new_empty(*corner, case.order, case.width, dtype=dtype)
     turned = None if right is None else value.new_empty(*corner, case.width, case.width, dtype=dtype)
-    operands = [tensor for tensor in (*recurrence[:2], *recurrence[3:6]) if tensor is not None]
-    finite = all(math.isfinite(tensor.sum(dtype=dtype)) for tensor in operands)
-    launch(build_summary, count, Summary(items, recurrence, left, turned, update), case=case, mirrored=mirrored, skips=finite)
+    launch(build_summary, count, Summary(items, recurrence, left, turned, update), case=case, mirrored=mirrored)
     return Affine(left, turned, update)
 
 
@@ -245,7 +243,7 @@ def _forward(
 def _backward(case: Case, call: Pullback) -> None:
     recurrence, _, cu_seqlens, kept, dy, dfinal, gradient, dinitial = call
     value, write, right = recurrence.value, recurrence.write, recurrence.right
-    dtype = compute_dtype(value.dtype)
+    dtype = kept.dtype
     per_group = case.chunk * case.order * case.width * dtype.itemsize
     count, items = _items(recurrence, cu_seqlens, case.chunk, _BACKWARD_SCRATCH // max(1, per_group), sums=True)
     # Sums over sequences and over blocks of a set are added in order below: no thread count can change them.
@@ -273,13 +271,14 @@ def _case(recurrence: Recurrence) -> Case:
     # Sizes that are symbols while tracing are numbers from here on.
     sizes = int(read.shape[-1]), int(value.shape[-1]), int(value.shape[-2])
     kinds = right is not None, seen is not None, drift.ndim == 4, bool(read.shape[2] != value.shape[2])
-    return _make_case(str(compute_dtype(value.dtype)).removeprefix("torch."), *sizes, *kinds)
+    return _make_case(value.dtype, *sizes, *kinds)
 
 
 @functools.lru_cache
 def _make_case(
-    dtype: str, order: int, width: int, rank: int, has_right: bool, has_seen: bool, varying: bool, shared: bool
+    value_dtype: torch.dtype, order: int, width: int, rank: int, has_right: bool, has_seen: bool, varying: bool, shared: bool
 ) -> Case:
+    dtype = str(compute_dtype(value_dtype)).removeprefix("torch.")
     chunk, row = keep_every(order, width, rank, has_right), padded_order(dtype, order)
     return Case(dtype, order, width, rank, has_right, has_seen, varying, shared, chunk, row)
 

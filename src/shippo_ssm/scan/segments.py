@@ -99,7 +99,7 @@ def summarise(recurrence: Recurrence, cu_seqlens: Tensor | None = None) -> Affin
 
     With D_t and W_t the products of the left and the right factors after position t, the update is the sum of
     (D_t write_t) (value_t^T W_t). `left` and `right` are the products up to a power of two between them, which keeps both in
-    range. The CPU kernel ends where a group has forgotten everything older: `left` is zero then, and `right` any matrix.
+    range.
     """
     if kernels := scan_kernels(recurrence.value):
         # Kernels read memory, where a negative view has the other sign.

@@ -57,7 +57,7 @@ def test_summaries_of_packed_sequences(helpers, way):
     torch.testing.assert_close(got, adjoint(recurrence, state, dy, dlast, bounds))
 
 
-def test_a_summary_ends_where_all_is_forgotten(helpers):
+def test_what_is_forgotten_does_not_reach_a_summary(helpers):
     """Forgotten right actions whose product overflows do not reach the summary; a NaN does, as in the recurrence."""
     recurrence, state = helpers.make_recurrence(regime="strong decay", B=1, T=300)
     expected = segments.summarise(recurrence)
