@@ -76,14 +76,14 @@ def _show(machine: dict[str, Any], shown_tables: list[Table]) -> None:
 
 
 def figure(run: dict[str, Any], path: Path) -> None:
-    """Two panels: time over the roof of each candidate, and time per sequence against T."""
+    """Two panels, one below the other: time over the roof of each candidate, and time per sequence against T."""
     import matplotlib
 
     matplotlib.use("Agg")
     from matplotlib import pyplot as plt
 
     plt.rcParams["svg.hashsalt"] = "shippo"
-    drawing, (left, right) = plt.subplots(1, 2, figsize=(13, 5.5), width_ratios=(3, 2), layout="constrained")
+    drawing, (left, right) = plt.subplots(2, 1, figsize=(7, 9), height_ratios=(3, 2), layout="constrained")
     records = [record for record in run["sections"]["scan"]["candidates"] if record["status"] == "ok"]
     records.sort(key=lambda record: record.get("both", record["forward"])["median"], reverse=True)
     for offset, scan_pass, label in ((0.2, "forward", "forward"), (-0.2, "both", "forward+backward")):

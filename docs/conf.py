@@ -42,11 +42,11 @@ def skip_fields(app, what, name, obj, skip, options):
 
 
 def keep_numbers_whole(app, doctree, name):
-    """1.3e-05 in a table: a line must not end inside the number, so its hyphen is one that does not break."""
+    """1.3e-05 or ≤ 1.2 in a table: a line must not end inside, so hyphen and space are those that do not break."""
     for entry in doctree.findall(nodes.entry):
         for text in list(entry.findall(nodes.Text)):
-            if whole := re.sub(r"(?<=\de)-(?=\d)", "\N{NON-BREAKING HYPHEN}", text):
-                text.parent.replace(text, nodes.Text(whole))
+            whole = re.sub(r"(?<=\de)-(?=\d)", "\N{NON-BREAKING HYPHEN}", text)
+            text.parent.replace(text, nodes.Text(re.sub(r"(?<=[≤≥±]) (?=\d)", "\N{NO-BREAK SPACE}", whole)))
 
 
 def render_inline(self, node):

@@ -24,7 +24,9 @@ def front(root: Path) -> None:
     colours = {"SHiPPO": OURS, "SHiPPO without right action": PLAIN, "Mamba": SERIES[2], "Transformer": SERIES[4]}
     for name, found in beside["tasks"]["words"].items():
         means = [mean(run["scores"][str(n)] for run in found["runs"]) for n in beside["lengths"]]
-        words.plot(beside["lengths"], means, marker="o", color=colours[name], label=name)
+        words.plot(
+            beside["lengths"], means, marker="o", color=colours[name], label=name, linestyle="--" if name == "Mamba" else "-"
+        )
     words.set_title("the product of a word of turns of a cube", fontsize=10)
     words.set_xlabel("length of the word (trained up to 16)")
     for axes, lengths in ((turns, TURNS), (words, beside["lengths"])):

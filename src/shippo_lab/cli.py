@@ -126,7 +126,7 @@ def list_experiments(as_json: Json = False, wide: Wide = False) -> None:
         return
     console = _console()
     every = wide or console.width >= WIDE
-    table = Table("Name", "What it shows", Column("Two cores", min_width=12), show_lines=True)
+    table = Table("Name", "What it shows", Column("Time", min_width=12), show_lines=True)
     if every:
         table.add_column("Protocol")
         table.add_column("Presets")

@@ -215,7 +215,7 @@ def judge(row: lab.FinishedRow, result: lab.Result) -> lab.Verdict | None:
 
 def figure(result: lab.Result, path: Path) -> None:
     """Bits on validation over bytes read and over seconds of training, small size."""
-    drawing, (left, right) = new_figure(11, 4, 2)
+    drawing, (left, right) = new_figure(7, 6.4, rows=2)
     for row, colour in zip((row for row in result.rows.values() if row.name.endswith("-small")), SERIES * 2):
         read = [step * row.config["batch"] * row.config["length"] for step in row.curves["step"]]
         means = [statistics.fmean(values) for values in row.curves["bits"]]
@@ -224,7 +224,8 @@ def figure(result: lab.Result, path: Path) -> None:
     left.set_xlabel("million bytes read")
     right.set_xlabel("seconds of training, one core")
     right.set_xscale("log")
-    left.set_ylabel("bits per byte, validation")
+    for axes in (left, right):
+        axes.set_ylabel("bits per byte, validation")
     drawing.legend(loc="outside right center", fontsize=7, frameon=False)
     save(drawing, path)
 

@@ -17,7 +17,7 @@ SERIES = ("#4477aa", "#ee6677", "#228833", "#ccbb44", "#aa3377", "#66ccee")
 
 
 def new_figure(width: float, height: float, columns: int = 1, rows: int = 1) -> tuple[Figure, list[Axes]]:
-    """A figure in inches and its axes, row by row."""
+    """A figure in inches and its axes, row by row; up to 8 inches wide its letters can be read on a telephone."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(width, height), layout="constrained")
@@ -56,7 +56,7 @@ def overview(path: Path) -> None:
     import torch
     from matplotlib.patches import Rectangle
 
-    figure, panels = new_figure(13.5, 4.2, 3)
+    figure, panels = new_figure(6.5, 8, rows=3)
     for axes, (title, equation) in zip(panels, PANELS.items()):
         blank(axes)
         axes.set_title(title, fontsize=12)

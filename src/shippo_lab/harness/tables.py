@@ -63,14 +63,16 @@ def heading(column: Column) -> str:
 
 
 def budget(result: Result) -> str:
-    """Preset, steps, seeds and time of a result; by row where rows differ."""
+    """Preset, steps, seeds and time of a result; where rows differ, those of most rows and the exceptions."""
     labels: dict[str, list[str]] = {}
     for row in result.rows.values():
         steps, seeds = row.config.get("steps", 0), len(row.seeds)
         if steps:
             labels.setdefault(f"{steps:,} steps, {seeds} seed{'s' * (seeds != 1)}", []).append(row.label)
-    by_row = "by row: " + "; ".join(f"{words} ({', '.join(names)})" for words, names in labels.items())
-    return f"preset {result.preset}, {by_row if len(labels) > 1 else ''.join(labels)}, {result.seconds / 60:.1f} minutes"
+    most = max(labels, key=lambda words: len(labels[words]), default="")
+    others = "; ".join(f"{' / '.join(names)}: {words}" for words, names in labels.items() if words != most)
+    exceptions = f" (but {others})" if others else ""
+    return f"preset {result.preset}, {most}{exceptions}, {result.seconds / 60:.1f} minutes"
 
 
 def facts(experiment: Experiment, result: Result) -> str:
@@ -122,7 +124,8 @@ def as_text(
     for place, column in enumerate(columns):
         name = heading(column)
         if narrow:
-            table.add_column(name.replace(" ↓", "↓").replace(" ↑", "↑"), justify="right", min_width=9, max_width=10)
+            name = name.replace(" ↓", "↓").replace(" ↑", "↑")
+            table.add_column(name, justify="right", min_width=9, max_width=max(10, *map(len, name.split())))
         else:
             # Without a minimum rich cuts numbers where the terminal is narrow.
             table.add_column(name, justify="right", min_width=max(len(name), *(len(line.cells[place]) for line in found)))

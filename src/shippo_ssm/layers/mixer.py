@@ -16,8 +16,10 @@ from typing import TYPE_CHECKING, Any, ClassVar, Generic, Literal, NamedTuple, T
 import torch
 from torch import Tensor, nn
 from torch.distributed import ProcessGroup
+from torch.nn.utils.rnn import PackedSequence
 
 from shippo_ssm.dispatch import is_readable
+from shippo_ssm.layers.spec import UnknownOption
 from shippo_ssm.layers.states import map_states
 from shippo_ssm.scan.checks import asks_gradients, check_cu_seqlens, checksum
 from shippo_ssm.scan.distributed import SequenceShard, negotiate_shards
@@ -132,6 +134,7 @@ class Mixer(nn.Module, ABC, Generic[State]):
         dt: Tensor | None = None,
         group: ProcessGroup | None = None,
         output_state: bool = False,
+        **unknown: Any,
     ) -> Tensor | tuple[Tensor, State]:
         """Run the layer over a segment.
 
@@ -151,6 +154,10 @@ class Mixer(nn.Module, ABC, Generic[State]):
             y [B, T, d_model] (zeros at padding; [n, d_model] where `segment` asks n positions), or (y, state) with
             `output_state=True`.
         """
+        if unknown:
+            raise UnknownOption(
+                type(self).__name__, next(iter(unknown)), ("state", "output_state", *SegmentOptions.__annotations__)
+            )
         if segment is None:
             segment = check_segment(self, u, attention_mask, cu_seqlens, group, dt)
         if segment is not WHOLE:
@@ -230,7 +237,10 @@ def check_segment(
     op, problem = type(module).__name__, ""
     if isinstance(module, Mixer):
         width = module.d_model
-        if not isinstance(u, Tensor) or u.ndim != 3 or u.shape[-1] != width:
+        if isinstance(u, PackedSequence) or (isinstance(u, Tensor) and u.is_nested):
+            kind = "PackedSequence" if isinstance(u, PackedSequence) else "nested tensor"
+            problem = f"`u` is a {kind}; expected [B, T, d_model]; pad it and pass `attention_mask`, or pass `cu_seqlens`"
+        elif not isinstance(u, Tensor) or u.ndim != 3 or u.shape[-1] != width:
             problem = f"`u` is {_describe(u)}; expected [B, T, d_model] with d_model = {width}; reshape or project it first"
         elif u.is_floating_point() == module.reads_tokens:
             wanted = "integers" if module.reads_tokens else "a floating dtype; embed token ids first"

@@ -14,6 +14,7 @@ a Mamba-style layer, as the first version of this library had it.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import KW_ONLY, dataclass, fields
 from difflib import get_close_matches
 from typing import Any
@@ -48,9 +49,9 @@ WORDS = {
 _ELSEWHERE = {
     "dropout": "the layer has none inside; use Block(Shippo(d_model), dropout=p) or put nn.Dropout behind it",
     "bidirectional": "use Bidirectional(Shippo(d_model), Shippo(d_model))",
-    "lengths": "call the layer with attention_mask= [B, T], or with packed sequences and cu_seqlens=",
+    "lengths mask padding_mask": "call the layer with attention_mask= [B, T], or with packed sequences and cu_seqlens=",
     "dt time_deltas": "it belongs to a call: layer(u, dt=...) with times [B, T] since the previous sample",
-    "initial_state h0": "it belongs to a call: layer(u, state); `learnable_initial_state` gives the layer one of its own",
+    "initial_state h0 hx": "it belongs to a call: layer(u, state); `learnable_initial_state` gives the layer one of its own",
     "hidden_size input_size dim": "the width is `d_model`, the first argument; the memory has `d_state` and `group_width`",
     "num_layers n_layers": "use ShippoBackbone(d_model, n_layers) for several layers",
     "batch_first": "leave it out; inputs are always [B, T, d_model]",
@@ -61,6 +62,13 @@ _ELSEWHERE = {
 
 class UnknownOption(TypeError, ValueError):
     """An option that the layer does not have: a `TypeError`, as Python raises, and a `ValueError`, as this library does."""
+
+    def __init__(self, op: str, name: str, known: Iterable[str]) -> None:
+        remedies = [remedy for names, remedy in _ELSEWHERE.items() if name in names.split()]
+        if near := get_close_matches(name, known := list(known)):
+            remedies.append(f"did you mean {' or '.join(map(repr, near))}?")
+        remedies.append(f"expected one of {', '.join(known)}")
+        super().__init__(f"{op}: `{name}` is not an option; {remedies[0]}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,8 +193,6 @@ def make_spec(op: str, preset: str | None, *args: Any, **options: Any) -> Shippo
     known = [entry.name for entry in fields(ShippoSpec)]
     for name in options:
         if name not in known:
-            remedies = [remedy for names, remedy in _ELSEWHERE.items() if name in names.split()]
-            remedies += [f"did you mean {near!r}?" for near in get_close_matches(name, known, n=1)]
-            raise UnknownOption(f"{op}: `{name}` is not an option; {(*remedies, 'see the fields of `ShippoSpec`')[0]}")
+            raise UnknownOption(op, name, known)
     preset_options = {name: value for name, value in PRESETS[preset or "tracking"].items() if name not in known[: len(args)]}
     return ShippoSpec(*args, **preset_options | options)

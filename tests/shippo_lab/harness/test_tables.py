@@ -106,7 +106,7 @@ def test_a_narrow_terminal_gets_what_matters(toy, toy_result):
 
 
 @pytest.mark.parametrize("experiment", all_experiments(), ids=lambda experiment: experiment.name)
-def test_a_terminal_of_80_columns_cuts_no_verdict(experiment):
+def test_a_terminal_of_80_columns_cuts_no_word(experiment):
     """Of committed results, with their long labels and three columns of numbers."""
     try:
         result = experiment.result(store.committed() / f"{experiment.name}.json")
@@ -115,6 +115,7 @@ def test_a_terminal_of_80_columns_cuts_no_verdict(experiment):
     text = printed(as_text(experiment, result, narrow=True))
     verdicts = experiment.verdicts(result).values()
     body = text.split("results/")[0]
+    assert "…" not in body
     assert body.count("does not hold") == sum(not verdict.holds for verdict in verdicts)
     assert body.count("holds") == sum(verdict.holds for verdict in verdicts)
     assert max(map(len, text.splitlines())) <= 80

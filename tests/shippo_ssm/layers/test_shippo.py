@@ -3,7 +3,7 @@
 import copy
 import io
 import time
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
@@ -399,7 +399,7 @@ def test_groups_that_share_vectors_are_groups_with_equal_ones(tools):
         ("input_size", "the width is `d_model`"),
         ("dt", "layer\\(u, dt=...\\)"),
         ("d_stat", "did you mean 'd_state'"),
-        ("colour", "see the fields of `ShippoSpec`"),
+        ("colour", "Shippo: `colour` is not an option; expected one of d_state, d_conv, "),
     ],
 )
 def test_unknown_options_say_what_to_do(option, message):
@@ -407,6 +407,31 @@ def test_unknown_options_say_what_to_do(option, message):
     for kind in (TypeError, ValueError):
         with pytest.raises(kind, match=message):
             Shippo(8, **options)
+
+
+@pytest.mark.parametrize(
+    ("option", "message"),
+    [
+        ("lengths", "Shippo: `lengths` is not an option; call the layer with attention_mask="),
+        ("h0", "layer\\(u, state\\)"),
+        ("cu_seqlen", "did you mean 'cu_seqlens'"),
+        ("colour", "expected one of state, output_state, attention_mask, "),
+    ],
+)
+def test_a_call_with_an_unknown_option_says_what_to_do(option, message):
+    options: dict[str, Any] = {option: 1}
+    with pytest.raises(TypeError, match=message):
+        Shippo(8, d_state=2)(torch.zeros(1, 2, 8), **options)
+
+
+def test_packed_and_nested_tensors_are_refused_in_words():
+    rows = [torch.zeros(3, 8), torch.zeros(2, 8)]
+    for u, kind in (
+        (torch.nn.utils.rnn.pack_sequence(rows), "PackedSequence"),
+        (torch.nested.nested_tensor(rows, layout=torch.jagged), "nested tensor"),
+    ):
+        with pytest.raises(ValueError, match=f"`u` is a {kind}; expected .* pad it and pass `attention_mask`"):
+            Shippo(8, d_state=2)(cast(Any, u))
 
 
 @pytest.mark.parametrize(

@@ -65,7 +65,7 @@ def mqar_figure(result: Result, path: Path) -> None:
     first = models[0][0]
     lengths, trained = first.config["eval_lengths"], first.config["length"]
     shown = trained if trained in lengths else lengths[0]
-    figure, panels = new_figure(9, 6.4, 2, 2)
+    figure, panels = new_figure(7.5, 6.4, 2, 2)
     for column, (key, label) in enumerate((("coordinate", "coordinate accuracy"), ("exact", "exact accuracy"))):
         top, bottom = panels[column], panels[2 + column]
         for row, colour in models:
@@ -81,7 +81,7 @@ def mqar_figure(result: Result, path: Path) -> None:
         bottom.set_title(f"{label}, length {shown}")
         for axes in (top, bottom):
             axes.set_ylim(bottom=0)
-    panels[1].legend(fontsize=7, frameon=False)
+    figure.legend(*panels[0].get_legend_handles_labels(), loc="outside lower center", fontsize=8, ncols=3, frameon=False)
     figure.suptitle(f"Transport-MQAR, preset {result.preset}")
     save(figure, path)
 
@@ -89,7 +89,7 @@ def mqar_figure(result: Result, path: Path) -> None:
 def depth_figure(result: Result, path: Path) -> None:
     """Exact accuracy by operations since the binding, one panel per depth, with and without a right action."""
     depths = sorted({row.config["n_layers"] for row in result.rows.values()})
-    figure, panels = new_figure(4.5 * len(depths), 3.4, len(depths))
+    figure, panels = new_figure(6.5, 3.2 * len(depths), rows=len(depths))
     for axes, depth in zip(panels, depths):
         rows = [row for row in result.rows.values() if row.config["n_layers"] == depth]
         lengths, trained = rows[0].config["eval_lengths"], rows[0].config["length"]
@@ -100,7 +100,7 @@ def depth_figure(result: Result, path: Path) -> None:
         _log_axis(axes, [0, 1, 3, 7, 15, 31], "operations since the binding", shift=1)
         axes.set_title(f"{depth} layer{'s' * (depth > 1)}, {shown} events")
         axes.set_ylabel("exact accuracy")
-        axes.legend(fontsize=7, frameon=False)
+        axes.legend(loc="center left", bbox_to_anchor=(1, 0.5), fontsize=7, frameon=False)
     save(figure, path)
 
 
@@ -109,7 +109,7 @@ def rotation_figure(result: Result, path: Path) -> None:
     models = coloured(result)
     first = models[0][0]
     lengths = first.config["eval_lengths"]
-    figure, (learning, by_length, by_operations) = new_figure(12, 3.6, 3)
+    figure, (learning, by_length, by_operations) = new_figure(6.5, 8, rows=3)
     for row, colour in models:
         means = [statistics.fmean(numbers) for numbers in row.curves["exact"]]
         learning.plot(row.curves["step"], means, color=colour, label=row.label)
@@ -128,5 +128,5 @@ def rotation_figure(result: Result, path: Path) -> None:
     name_axes(by_length, lengths, by_operations)
     for axes in (learning, by_length, by_operations):
         axes.set_ylim(-0.02, 1.02)
-    by_length.legend(fontsize=6.5, frameon=False)
+    figure.legend(*by_length.get_legend_handles_labels(), loc="outside lower center", fontsize=8, ncols=2, frameon=False)
     save(figure, path)

@@ -59,7 +59,7 @@ def main_evidence(result: Result, path: Path) -> None:
     right = [row for row in result.rows.values() if "identity_pair_nmse" in row.metrics]
     if not blind or not right:
         raise ValueError(f"{result.source} lacks no-right or right-transport rows; run all rows with `shippo run paired`")
-    figure, (task, ordinary, pair, transported) = new_figure(15.5, 3.6, 4)
+    figure, (task, ordinary, pair, transported) = new_figure(8, 6, 2, 2)
     _schematic(task)
     _by_rank(ordinary, result, "nmse", "Eval NMSE")
     bound = [row.mean("order_averaged_bound") for row in result.rows.values() if "order_averaged_bound" in row.metrics]
