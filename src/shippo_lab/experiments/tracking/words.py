@@ -161,7 +161,7 @@ def words_figure(result: lab.Result, path: Path) -> None:
     compared = [row for row in result.rows.values() if row.config["group"] == "A5" and row.config["elements"] == "all"]
     compared = [row for row in compared if row.config["train_length"] == min(r.config["train_length"] for r in compared)]
     others = [row for row in result.rows.values() if row not in compared]
-    figure, (left, middle, right) = new_figure(7, 8.5, rows=3)
+    figure, (left, middle, right) = new_figure(7, 10, rows=3)
     _by_position(left, compared, "A5, all elements")
     _by_position(middle, others, "longer words, fewer elements, S5")
     known = next((row for row in result.rows.values() if "learned" in row.notes), None)
@@ -180,7 +180,7 @@ def _by_position(axes: Axes, rows: list[lab.FinishedRow], title: str) -> None:
     axes.set_ylim(-0.02, 1.02)
     axes.set_xlabel("elements read (dotted: longest in training)")
     axes.set_title(f"product right: {title}")
-    axes.legend(loc="center left", bbox_to_anchor=(1, 0.5), fontsize=8, frameon=False)
+    axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.2), fontsize=8, ncols=2, frameon=False)
 
 
 def _characters(axes: Axes, row: lab.FinishedRow) -> None:
