@@ -6,7 +6,7 @@
 
 `words`: the product so far of the rotations of a cube (the group S4, 24 elements), one layer. `recall`: plain MQAR as in the
 experiment `mqar-plain`, two layers. `text`: the next byte of Python's documentation, three layers. Every model is the same
-frame (embedding, pre-norm blocks, head); only the layers differ. The width of each model is the one whose number of parameters is
+frame (embedding, pre-norm blocks, head); only the layers differ. The width of each model gives it the number of parameters
 nearest to that of SHiPPO. The learning rate is chosen from `RATES` on seed 10. Mamba is that of mambapy (extra `bench`).
 """
 

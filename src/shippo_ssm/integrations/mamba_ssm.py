@@ -98,8 +98,7 @@ class MambaShippo(nn.Module):
 
     def _load(self, conv_state: Tensor, ssm_state: Tensor) -> ShippoState:
         # Copies: the cache is overwritten later, while a graph may still need what was read.
-        shapes = self.mixer.state_shapes(ssm_state.shape[0])
-        shapes = [shapes[name] for name in CellState._fields]
-        parts = ssm_state.clone().split([math.prod(shape[1:]) for shape in shapes], dim=-1)
-        cell = CellState(*(part.reshape(shape) for part, shape in zip(parts, shapes)))
+        shapes = [self.mixer.state_shapes[name] for name in CellState._fields]
+        parts = ssm_state.clone().split([math.prod(shape) for shape in shapes], dim=-1)
+        cell = CellState(*(part.unflatten(-1, shape) for part, shape in zip(parts, shapes)))
         return ShippoState(conv_state.mT.clone(), cell)
