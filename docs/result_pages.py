@@ -74,11 +74,11 @@ class Pages:
 
     def overview(self) -> str:
         """Table of all experiments: what each is about, and how many of its verdicts hold."""
-        lines = ["| experiment | name | what it shows | verdicts |", "|---|---|---|---|"]
+        lines = ["| experiment | what it shows | verdicts |", "|---|---|---|"]
         for experiment, result in self.found():
             outcome = "no result yet" if result is None else experiment.outcome(result)
             link = f"[{experiment.title}](results/{experiment.name}.md)"
-            lines.append(f"| {link} | `{experiment.name}` | {experiment.claim} | {outcome} |")
+            lines.append(f"| {link} (`{experiment.name}`) | {experiment.claim} | {outcome} |")
         return "\n".join(lines) + "\n"
 
     def contents(self) -> str:
