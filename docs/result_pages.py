@@ -90,13 +90,13 @@ class Pages:
         """The page of one experiment: claim, table, where the numbers come from, figure, command."""
         experiment, result = next((e, result) for e, result in self.found() if e.name == name)
         title = experiment.title
-        command = f"`{experiment.command(result and result.preset)}` makes it again: {experiment.wall_time}."
+        command = f"`{experiment.command(result and result.preset)}` repeats it: {experiment.wall_time}."
         parts = [f"# {title}", experiment.claim, f"{experiment.outcome(result)}." if result else "No result is committed yet."]
         if result is not None:
             parts += [as_markdown(experiment, result, unbroken, note=False), f"Source: {facts(experiment, result)}."]
         if result is not None and experiment.figure is not None:
             parts.append(f"![{title}](../_static/figures/{name}.svg)")
-        return "\n\n".join([*parts, f"How it is made: {experiment.protocol}.", command]) + "\n"
+        return "\n\n".join([*parts, f"Setup: {experiment.protocol}.", command]) + "\n"
 
     def highlights(self) -> str:
         """Table of the main numbers, ours and the paper's."""
