@@ -74,11 +74,11 @@ class Pages:
 
     def overview(self) -> str:
         """Table of all experiments: what each is about, and how many of its verdicts hold."""
-        lines = ["| experiment | name | what it shows | verdicts |", "|---|---|---|---|"]
+        lines = ["| experiment | what it shows | verdicts |", "|---|---|---|"]
         for experiment, result in self.found():
             outcome = "no result yet" if result is None else experiment.outcome(result)
             link = f"[{experiment.title}](results/{experiment.name}.md)"
-            lines.append(f"| {link} | `{experiment.name}` | {experiment.claim} | {outcome} |")
+            lines.append(f"| {link} (`{experiment.name}`) | {experiment.claim} | {outcome} |")
         return "\n".join(lines) + "\n"
 
     def contents(self) -> str:
@@ -90,13 +90,13 @@ class Pages:
         """The page of one experiment: claim, table, where the numbers come from, figure, command."""
         experiment, result = next((e, result) for e, result in self.found() if e.name == name)
         title = experiment.title
-        command = f"`{experiment.command(result and result.preset)}` makes it again: {experiment.wall_time}."
+        command = f"`{experiment.command(result and result.preset)}` repeats it: {experiment.wall_time}."
         parts = [f"# {title}", experiment.claim, f"{experiment.outcome(result)}." if result else "No result is committed yet."]
         if result is not None:
             parts += [as_markdown(experiment, result, unbroken, note=False), f"Source: {facts(experiment, result)}."]
         if result is not None and experiment.figure is not None:
             parts.append(f"![{title}](../_static/figures/{name}.svg)")
-        return "\n\n".join([*parts, f"How it is made: {experiment.protocol}.", command]) + "\n"
+        return "\n\n".join([*parts, f"Setup: {experiment.protocol}.", command]) + "\n"
 
     def highlights(self) -> str:
         """Table of the main numbers, ours and the paper's."""

@@ -40,6 +40,7 @@ CHEAP = {
     "shippo figure paired --out paired.pdf": None,
     "shippo figure overview --out overview.png": None,
     "shippo verify": "--only rotation_example",
+    "shippo verify --all": "--only rotation_example",
     "shippo verify --out runs/verify.json": "--only rotation_example",
     "shippo bench": None,
     "shippo bench --full --out runs/bench.json": None,

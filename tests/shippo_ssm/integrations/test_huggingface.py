@@ -267,9 +267,9 @@ def run_python(script: str) -> str:
 
 
 @pytest.mark.works_with("Auto classes")
-@pytest.mark.parametrize("module", ["shippo_ssm.integrations.huggingface", "shippo_ssm.models.hf"])
-@pytest.mark.parametrize("first", [True, False], ids=["before transformers", "after transformers"])
+@pytest.mark.parametrize(("module", "first"), [("shippo_ssm.models.hf", True), ("shippo_ssm.integrations.huggingface", False)])
 def test_an_import_registers_with_the_auto_classes(module, first, tmp_path):
+    """Each name of the module; before and after transformers is imported."""
     make_model().save_pretrained(tmp_path)
     imports = [f"import {module}", "from transformers import AutoConfig, AutoModel, AutoModelForCausalLM"]
     script = (

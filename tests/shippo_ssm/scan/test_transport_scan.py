@@ -17,14 +17,14 @@ from shippo_ssm.scan.chunked import chunk_length
 from tests.shippo_ssm.scan.conftest import VARIANTS
 
 FAST = ["associative", "chunked", "fused", "segmented"]
-LENGTHS = [1, 2, 63, 64, 100, 4096]
+LENGTHS = [1, 2, 63, 64, 100, 1500]
 
 
-@pytest.mark.parametrize("length", LENGTHS)
+@pytest.mark.parametrize("length", LENGTHS[:-1])
 @pytest.mark.parametrize("regime", ["contracting", "near-unit", "strong decay", "expanding"])
 def test_reference_is_the_equation(helpers, regime, length):
     """The oracle itself, against the recurrence written out with dense matrices (short lengths: it is slow)."""
-    recurrence, state = helpers.make_recurrence(regime=regime, T=min(length, 100), G=6, Q=3, rank=2, seen=True)
+    recurrence, state = helpers.make_recurrence(regime=regime, T=length, G=6, Q=3, rank=2, seen=True)
     y, final_state = scan(recurrence, initial_state=state, output_final_state=True, backend="reference")
     value, write, read, step, drift, right, seen = recurrence
     write, read = write[:, :, [0, 0, 1, 1, 2, 2]], read[:, :, [0, 0, 1, 1, 2, 2]]
@@ -42,7 +42,7 @@ def test_reference_is_the_equation(helpers, regime, length):
 @pytest.mark.parametrize("regime", ["contracting", "near-unit", "strong decay", "expanding"])
 def test_backends_equal_the_reference(helpers, backend, regime, length):
     for dtype in helpers.TOLERANCE:
-        helpers.check_backend(backend, dtype, regime=regime, T=length, B=1 if length == 4096 else 2)
+        helpers.check_backend(backend, dtype, regime=regime, T=length, B=1 if length == 1500 else 2)
 
 
 @pytest.mark.parametrize("backend", FAST)
