@@ -291,7 +291,9 @@ def _branch_op(projected, window, weight, bias, x, next_window, all_states) -> N
     after = kept * (tokens // max(1, batch) if all_states else 1)
     given = (projected, tokens * row), (window, kept), (weight, (before + 1) * channels), (bias, channels)
     written = (x, tokens * channels), (next_window, after)
-    _run_branch(*_checked(dtype, *given), *_checked(dtype, *written, written=True), all_states)
+    projected, window, weight, bias = _checked(dtype, *given)
+    x, next_window = _checked(dtype, *written, written=True)
+    _run_branch(projected, window, weight, bias, x, next_window, all_states)
 
 
 def _cell_op(x, projected, raw, right, kind, sizes, diagonal, bounded, *rest) -> None:
@@ -336,7 +338,7 @@ class CachedPlan(NamedTuple):
     classes: list[type]
     """Of the layer and the modules."""
     hooks: list[dict[int, Any]]
-    tensors: list[Tensor]
+    tensors: Sequence[Tensor]
     forms: list[tuple[Any, ...]]
 
     def is_valid(self, layer: Shippo) -> bool:
