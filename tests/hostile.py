@@ -71,6 +71,7 @@ def states() -> Iterator[Input]:
         yield f"{name}: freed", lambda put=put, tensor=tensor: steps(put(freed(tensor)))
         yield f"{name}: None", lambda put=put: steps(put(None))
         yield f"{name}: a list", lambda put=put, tensor=tensor: steps(put(tensor.tolist()))
+    assert state.controller is not None
     for what, odd in [*odd_tensors(state.controller), ("None", None), ("a list", state.controller.tolist())]:
         yield f"controller: {what}", lambda odd=odd: steps(state._replace(controller=odd))
     yield "cell: None", lambda: steps(state._replace(cell=None))

@@ -133,9 +133,9 @@ def _warn(error: Exception) -> None:
 
 
 def _pack(code: MachineCode, name: str) -> bytes:
-    fields = code._asdict() | {"name": name}
-    object_code = fields.pop("object_code")
-    rest = json.dumps(fields).encode() + b"\n" + object_code
+    fields = code._replace(object_code=b"")._asdict() | {"name": name}
+    del fields["object_code"]
+    rest = json.dumps(fields).encode() + b"\n" + code.object_code
     return MAGIC + hashlib.sha256(rest).hexdigest().encode() + b"\n" + rest
 
 

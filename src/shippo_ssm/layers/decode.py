@@ -95,10 +95,10 @@ def decode(
         after = before
     else:
         lead = (length,) if all_states else ()
-        after = tuple(torch.empty(lead + tensor.shape, dtype=tensor.dtype, device="cpu") for tensor in before)
-    tokens, rank, dtype = batch * length, layer.spec.write_rank, u.dtype
+        after = tuple(tensor.new_empty(lead + tensor.shape) for tensor in before)
+    tokens, rank = batch * length, layer.spec.write_rank
     (projected,) = _project(plan, 0, u.reshape(tokens, -1).contiguous().resolve_neg())
-    x = torch.empty(tokens, rank * layer.d_inner, dtype=dtype, device="cpu")
+    x = u.new_empty(tokens, rank * layer.d_inner)
     branch(projected, before[0], *plan.conv, x, after[0], all_states)
     source, own_window, right = x if rank == 1 else x[:, : layer.d_inner].contiguous(), None, None
     if state.controller is not None:
@@ -121,7 +121,7 @@ def decode(
         step = F.softplus(raw[2][:, : layer.num_groups].to(plan.state_dtype) + scalar_bias[0]) * dt.unsqueeze(-1)
         coords = raw[3].unflatten(-1, (layer.num_groups, -1)).to(plan.state_dtype) + right_bias
         right = layer.right(coords, step).contiguous()
-    out = torch.empty(tokens, layer.d_inner, dtype=dtype, device="cpu")
+    out = u.new_empty(tokens, layer.d_inner)
     cell(
         CellStep(
             x, projected, raw, right, plan.inline, plan.parameters, plan.norm_eps, before[1:], after[1:], out, dt, all_states
@@ -254,8 +254,10 @@ def _ones(count: int, dtype: torch.dtype) -> Tensor:
 
 
 def _address(tensor: Tensor | None) -> int:
-    """As `address_of`; 0 for `None`."""
-    return 0 if tensor is None else address_of(tensor)
+    """As `address_of`, written out, since a step has twenty of them; 0 for `None`."""
+    if tensor is None:
+        return 0
+    return tensor.data_ptr() or address_of(tensor)
 
 
 # Under fake tensors, `torch.compile` and `torch.export` the two are operators that write into their arguments.
@@ -291,7 +293,9 @@ def _branch_op(projected, window, weight, bias, x, next_window, all_states) -> N
     after = kept * (tokens // max(1, batch) if all_states else 1)
     given = (projected, tokens * row), (window, kept), (weight, (before + 1) * channels), (bias, channels)
     written = (x, tokens * channels), (next_window, after)
-    _run_branch(*_checked(dtype, *given), *_checked(dtype, *written, written=True), all_states)
+    projected, window, weight, bias = _checked(dtype, *given)
+    x, next_window = _checked(dtype, *written, written=True)
+    _run_branch(projected, window, weight, bias, x, next_window, all_states)
 
 
 def _cell_op(x, projected, raw, right, kind, sizes, *rest) -> None:
@@ -336,7 +340,7 @@ class CachedPlan(NamedTuple):
     classes: list[type]
     """Of the layer and the modules."""
     hooks: list[dict[int, Any]]
-    tensors: list[Tensor]
+    tensors: Sequence[Tensor]
     forms: list[tuple[Any, ...]]
 
     def is_valid(self, layer: Shippo) -> bool:

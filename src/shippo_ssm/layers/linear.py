@@ -232,9 +232,9 @@ def product(weights: Weights, x: Tensor) -> Tensor:
     """x [tokens, columns], contiguous, times the transposes of all weights: [tokens, rows], side by side."""
     matrices, dtype, stored, columns, rows, items = weights
     tokens, storage = x.shape[0], NAMES[dtype]
-    # A default device may be set.
-    out = torch.empty(tokens, rows, dtype=dtype, device="cpu")
-    operands = Product(address_of(x), out.data_ptr(), tokens, columns, rows, *matrices)
+    # Not `torch.empty`, which takes a default device.
+    out = x.new_empty(tokens, rows)
+    operands = Product(x.data_ptr() or address_of(x), out.data_ptr(), tokens, columns, rows, *matrices)
     min_items = _MIN_PRODUCTS // (ROWS * columns * tokens) + 1
     launch(build_product, items, operands, min_items, raw=True, storage=storage, weights=stored, dtype=ARITHMETIC[storage])
     return out

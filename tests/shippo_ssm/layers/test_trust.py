@@ -64,7 +64,9 @@ class Owning(nn.Linear):
 
     @property
     def weight(self):  # pyright: ignore[reportIncompatibleVariableOverride]
-        return 2 * self._parameters["weight"]  # pyright: ignore[reportOptionalOperand]
+        weight = self._parameters["weight"]
+        assert weight is not None
+        return 2 * weight
 
 
 def as_attribute(module, weight):
