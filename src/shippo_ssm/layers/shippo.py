@@ -35,8 +35,9 @@ from shippo_ssm.layers.states import CellState, ShippoState, check_state
 from shippo_ssm.layers.weight_decay import NoWeightDecay
 from shippo_ssm.scan import Recurrence
 
-# Small beside anything that is read, so that the norm has the same scale whatever the memory holds.
-READ_EPS = 1e-10
+# Small beside what is read of a live memory, so that the norm gives it the same scale whatever it holds; but the norm multiplies
+# what is left of a wiped one, and its gradients, by 1 / sqrt(eps) at most. With 1e-10 deep models on text diverged.
+READ_EPS = 1e-6
 
 
 class Shippo(Mixer[ShippoState], NoWeightDecay):

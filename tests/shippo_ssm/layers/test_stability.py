@@ -6,6 +6,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from shippo_ssm.layers import Shippo
+from shippo_ssm.layers.controller import SCALARS
 from shippo_ssm.layers.mixer import WHOLE
 from shippo_ssm.models import SequenceConfig, SequenceModel
 
@@ -69,3 +70,15 @@ def test_training_at_ten_times_the_rate_stays_finite(right):
         optimizer.step()
         assert torch.isfinite(loss)
     assert all(torch.isfinite(parameter).all() for parameter in model.parameters())
+
+
+def test_a_wiped_memory_is_not_blown_up():
+    """Nothing is written, so the norm sees rounding at most: its gradients stay within reach of those of a live memory."""
+    torch.manual_seed(0)
+    layer = Shippo(16, d_state=8, preset="language")
+    with torch.no_grad():
+        layer.initial_memory.zero_()
+        layer.controller.scalar_bias[SCALARS.index("write_gate")] = -20.0
+    layer(torch.randn(2, 32, 16)).square().sum().backward()
+    # A live memory has 13 here.
+    assert layer.initial_memory.grad.norm() < 3000
