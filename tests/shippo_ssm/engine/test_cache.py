@@ -153,7 +153,7 @@ def test_a_damaged_file_is_compiled_again(kept, warned, damage):
             "garbage": os.urandom(5000),
             "renamed": whole.replace(file.name.encode(), b"x" * len(file.name)),
             # A name that is not in the object code has no address.
-            "function": whole.replace(code.function.encode(), b"x" * len(code.function)),
+            "function": whole.replace(code.function.encode(), b"x" * len(code.function), 1),
             "symbol": cache._pack(code._replace(externals=["no_such_symbol"]), file.name),
         }[damage]
     )
