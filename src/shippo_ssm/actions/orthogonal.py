@@ -50,7 +50,8 @@ class Orthogonal(FactoredExponential):
         if kernel == "triton":
             # The closed form has a CPU kernel only; a GPU takes the kernel of the exponential.
             return super().dense(coords, step, backend=backend)
-        return rotation_op(coords.expand(*step.shape, -1), step.to(coords.dtype), self.width, [])
+        # A compiled package takes an empty list for a missing argument: all numbers, zeros here.
+        return rotation_op(coords.expand(*step.shape, -1), step.to(coords.dtype), self.width, Inline("rotation")[1:])
 
     def inverse(self, coords: Tensor, step: Tensor | float) -> Tensor:
         """R^{-1}, the rotation by the opposite angles."""

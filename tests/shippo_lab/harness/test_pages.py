@@ -34,6 +34,6 @@ def test_a_page_says_how_many_verdicts_hold(toy, toy_result, tmp_path):
     (tmp_path / "results").mkdir()
     (tmp_path / "results" / "toy.json").write_text(json.dumps(content))
     assert "1 of 2 verdicts hold, not: Plain_one." in pages.page("toy")
-    assert "| [A toy](results/toy.md) | `toy` | It runs. | 1 of 2 verdicts hold, not: Plain_one |" in pages.overview()
+    assert "| [A toy](results/toy.md) (`toy`) | It runs. | 1 of 2 verdicts hold, not: Plain_one |" in pages.overview()
     unjudged = Pages(tmp_path, (dataclasses.replace(toy, unjudged=("full",)),))
     assert "not judged" in unjudged.overview()
