@@ -35,9 +35,9 @@ from shippo_ssm.layers.states import CellState, ShippoState, check_state
 from shippo_ssm.layers.weight_decay import NoWeightDecay
 from shippo_ssm.scan import Recurrence
 
-# Small beside what is read of a live memory, so that the norm gives it the same scale whatever it holds. The norm multiplies what
-# is left of a wiped memory, and its gradients, by 1 / sqrt(eps) at most: with 1e-10 deep models on text diverged. ONNX export
-# drops what it takes for zero, 1e-8 and below.
+# Small beside what is read of a live memory, so that the norm gives it the same scale whatever it holds. The norm multiplies
+# what is left of a wiped memory, and its gradients, by 1 / sqrt(eps) at most: with 1e-10 deep models on text diverged. ONNX
+# export drops what it takes for zero, 1e-8 and below.
 READ_EPS = 1e-7
 
 
