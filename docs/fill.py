@@ -300,6 +300,23 @@ def mqar_predictors(root: Path) -> str:
 
 
 @part
+def mqar_depth(root: Path) -> str:
+    """Exact accuracy of the models with one layer at each length, with and without their right action; means over seeds."""
+    rows = []
+    for row in rows_of(root, "mqar-depth").values():
+        if row["config"]["n_layers"] > 1:
+            continue
+        kinds = {"": row["label"], "zeroed_": "its right coordinates zeroed", "identity_": "its right action replaced by I"}
+        for prefix, label in kinds.items():
+            values = [row["metrics"].get(f"{prefix}exact_{length}") for length in row["config"]["eval_lengths"]]
+            if None not in values:
+                rows.append([label, *(f"{mean(value):.4f}" for value in values)])
+    lengths = row["config"]["eval_lengths"]
+    rows.append(["predictor", *(f"{mean(row['metrics'][f'untouched_exact_{length}']):.4f}" for length in lengths)])
+    return table(["model", *map("{:,}".format, lengths)], rows)
+
+
+@part
 def mqar_operations(root: Path) -> str:
     """Exact accuracy of each model at the training length, by the number of operations since the binding."""
     counts, found = (0, 1, 2, 3), rows_of(root, "mqar")
