@@ -11,7 +11,7 @@ import importlib
 import json
 import re
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from statistics import mean
 from typing import Any
@@ -301,19 +301,25 @@ def mqar_predictors(root: Path) -> str:
 
 @part
 def mqar_depth(root: Path) -> str:
-    """Exact accuracy of the models with one layer at each length, with and without their right action; means over seeds."""
-    rows = []
-    for row in rows_of(root, "mqar-depth").values():
-        if row["config"]["n_layers"] > 1:
-            continue
+    """Exact accuracy of the models with one layer, with and without their right action; means over seeds.
+
+    At each length, and at the training length for queries with one operation since the binding.
+    """
+    rows, found = [], [row for row in rows_of(root, "mqar-depth").values() if row["config"]["n_layers"] == 1]
+    lengths = found[0]["config"]["eval_lengths"]
+
+    def scores(row: dict[str, Any], prefix: str) -> Iterator[str]:
+        yield from (f"{mean(row['metrics'][f'{prefix}exact_{length}']):.4f}" for length in lengths)
+        profile = row["curves"][f"{prefix}exact_{row['config']['length']}_by_operations"]
+        yield f"{mean(profile[row['notes']['operation_bins'].index(1)]):.3f}"
+
+    for row in found:
         kinds = {"": row["label"], "zeroed_": "its right coordinates zeroed", "identity_": "its right action replaced by I"}
         for prefix, label in kinds.items():
-            values = [row["metrics"].get(f"{prefix}exact_{length}") for length in row["config"]["eval_lengths"]]
-            if None not in values:
-                rows.append([label, *(f"{mean(value):.4f}" for value in values)])
-    lengths = row["config"]["eval_lengths"]
-    rows.append(["predictor", *(f"{mean(row['metrics'][f'untouched_exact_{length}']):.4f}" for length in lengths)])
-    return table(["model", *map("{:,}".format, lengths)], rows)
+            if f"{prefix}exact_{lengths[0]}" in row["metrics"]:
+                rows.append([label, *scores(row, prefix)])
+    rows.append(["predictor", *scores(row, "untouched_")])
+    return table(["model", *map("{:,}".format, lengths), f"one operation, {row['config']['length']}"], rows)
 
 
 @part
