@@ -83,7 +83,7 @@ EXPERIMENT = lab.Experiment(
     title="Transport-MQAR by depth",
     claim="With one layer only a right action carries stored values through operations.",
     protocol="`mqar` with 1 and 2 layers, 5,000 steps; 3 seeds and 1; toy: 4 of 8 keys, 64 events, 3,000 steps",
-    wall_time="paper: 1.5 hours of one CPU core per row and seed of one layer; toy: 30 minutes on two cores",
+    wall_time="paper: 10 to 90 minutes of one CPU core per row and seed of one layer; toy: 30 minutes on two cores",
     presets={
         "paper": partial(rows, PAPER, deep_seeds=1, plain=True),
         "toy": partial(rows, TOY, deep_seeds=3),
