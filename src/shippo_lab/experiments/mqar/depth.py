@@ -92,7 +92,7 @@ EXPERIMENT = lab.Experiment(
     train=train,
     columns=columns({"exact": "Exact", "untouched_exact": "Predictor", "zeroed_exact": "Zeroed", "identity_exact": "R -> I"}),
     judge=judge,
-    main=("exact_512", "exact_4096", "untouched_exact_4096"),
+    main=("exact_4096", "untouched_exact_4096"),
     cost=lambda config: cost(config) * config.n_layers,
     figure=depth_figure,
 )
