@@ -12,6 +12,7 @@ from typing import Any
 
 from benchmarks.machine import machine_line
 from benchmarks.tables import Table, against_table, tables
+from shippo_lab.harness.plots import legend_below
 
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "results" / "bench.json"
@@ -94,7 +95,7 @@ def figure(run: dict[str, Any], path: Path) -> None:
     left.set_xscale("log")
     left.axvline(1, color="black", linewidth=1)
     left.set_xlabel(f"time over the roof (active: {run['sections']['scan']['roofs']['forward']['active']} forward)")
-    left.legend(loc="upper right")
+    legend_below(left)
     sweep = run["sections"].get("sweeps")
     if sweep is not None:
         for scan_pass, label in (("forward", "forward"), ("both", "forward+backward")):
@@ -104,7 +105,7 @@ def figure(run: dict[str, Any], path: Path) -> None:
             right.loglog(lengths, seconds, marker="o", label=f"{label}, T^{sweep['exponent'][scan_pass]:.3f}")
         right.set_xlabel("T")
         right.set_ylabel("seconds per sequence")
-        right.legend()
+        legend_below(right)
     path.parent.mkdir(parents=True, exist_ok=True)
     drawing.savefig(path, metadata={"Date": None})
     plt.close(drawing)

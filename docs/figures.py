@@ -17,8 +17,8 @@ def front(root: Path) -> None:
 
     rotation, beside = rows_of(root, "rotation"), load(root, "beside-mamba")
     figure, (turns, words) = new_figure(6.5, 5.6, rows=2)
-    for row, label, colour in (("split", "SHiPPO", OURS), ("none", "SHiPPO without right action", PLAIN)):
-        turns.plot(TURNS, [mean(rotation[row]["metrics"][f"exact_{n}"]) for n in TURNS], marker="o", color=colour, label=label)
+    for row, colour in (("split", OURS), ("none", PLAIN)):
+        turns.plot(TURNS, [mean(rotation[row]["metrics"][f"exact_{n}"]) for n in TURNS], marker="o", color=colour)
     turns.set_title("a key's value, after quarter turns acted on it", fontsize=10)
     turns.set_xlabel("events (trained on 24)")
     colours = {"SHiPPO": OURS, "SHiPPO without right action": PLAIN, "Mamba": SERIES[2], "Transformer": SERIES[4]}
@@ -34,7 +34,7 @@ def front(root: Path) -> None:
         axes.set_xticks(lengths, labels=map(str, lengths))
         axes.set_ylabel("accuracy")
         axes.set_ylim(-0.03, 1.05)
-        axes.legend(fontsize=8)
+    figure.legend(*words.get_legend_handles_labels(), loc="outside lower center", fontsize=8, ncols=2, frameon=False)
     save(figure, root / STATIC / "front.svg")
 
 

@@ -54,7 +54,7 @@ def reconstruction(path: Path) -> None:
         axis.set_ylabel(f"channel {channel + 1}")
     axes[0].set_title(f"{memory.measure!r} read at t = 2", fontsize=10)
     axes[0].tick_params(labelbottom=False)
-    axes[0].legend(fontsize=8, ncols=3)
+    figure.legend(*axes[0].get_legend_handles_labels(), loc="outside lower center", fontsize=8, ncols=3, frameon=False)
     axes[-1].set_xlabel("tau")
     figure.savefig(path, dpi=110)
 

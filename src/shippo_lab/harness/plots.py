@@ -24,6 +24,11 @@ def new_figure(width: float, height: float, columns: int = 1, rows: int = 1) -> 
     return figure, list(figure.subplots(rows, columns, squeeze=False).flat)
 
 
+def legend_below(axes: Axes, columns: int = 2) -> None:
+    """A legend under the label of the x axis: it covers no curve."""
+    axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.2), fontsize=8, ncols=columns, frameon=False)
+
+
 def save(figure: Figure, path: Path) -> None:
     """Write a picture; its ending chooses the format. The same picture is the same file."""
     import matplotlib

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from shippo_lab.experiments.paper import paper_tables
 from shippo_lab.harness.experiment import Result, paper_row
-from shippo_lab.harness.plots import BOUND, OURS, PAPER, PLAIN, SERIES, blank, new_figure, save
+from shippo_lab.harness.plots import BOUND, OURS, PAPER, PLAIN, SERIES, blank, legend_below, new_figure, save
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -66,10 +66,10 @@ def main_evidence(result: Result, path: Path) -> None:
     if bound:
         ordinary.axhline(bound[0], color=BOUND, ls=":", label="order-averaged bound")
     ordinary.set_yscale("log")
-    ordinary.legend(frameon=False, fontsize=8)
+    legend_below(ordinary)
     _by_rank(pair, result, "pair_nmse", r"Pair $\Delta$ NMSE")
     pair.set_ylim(0, 1.2)
-    pair.legend(frameon=False, fontsize=8, loc="lower left")
+    legend_below(pair)
     places = range(len(right))
     for offset, key, color, label in (
         (-0.12, "pair_nmse", OURS, "trained"),
@@ -86,7 +86,7 @@ def main_evidence(result: Result, path: Path) -> None:
     transported.set_yscale("log")
     transported.set_ylabel(r"Pair $\Delta$ NMSE")
     transported.set_xticks(list(places), [row.label.replace("SHiPPO ", "").replace(" (", "\n(") for row in right], fontsize=7)
-    transported.legend(frameon=False, fontsize=8)
+    legend_below(transported, 3)
     for axes, letter in zip((task, ordinary, pair, transported), "abcd"):
         axes.set_title(f"({letter})", loc="left", fontsize=10)
     save(figure, path)
@@ -105,5 +105,5 @@ def falling_errors(result: Result, path: Path) -> None:
         axes.set_yscale("log")
         axes.set_xlabel("training step")
         axes.set_ylabel(label)
-    panels[-1].legend(frameon=False, fontsize=8)
+    figure.legend(*panels[-1].get_legend_handles_labels(), loc="outside right center", fontsize=8, frameon=False)
     save(figure, path)

@@ -20,7 +20,7 @@ import numpy as np
 from shippo_lab.experiments.tracking import learned
 from shippo_lab.experiments.tracking.curriculum import WORD_TOKENS, LayerConfig, held_rate, word_loss
 from shippo_lab.harness import experiment as lab
-from shippo_lab.harness.plots import OURS, PAPER, SERIES, new_figure, save
+from shippo_lab.harness.plots import OURS, PAPER, SERIES, legend_below, new_figure, save
 from shippo_lab.harness.training import fit
 from shippo_lab.tasks.words import WordTask, named_group
 from shippo_ssm.layers import identity_right
@@ -180,7 +180,7 @@ def _by_position(axes: Axes, rows: list[lab.FinishedRow], title: str) -> None:
     axes.set_ylim(-0.02, 1.02)
     axes.set_xlabel("elements read (dotted: longest in training)")
     axes.set_title(f"product right: {title}")
-    axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.2), fontsize=8, ncols=2, frameon=False)
+    legend_below(axes)
 
 
 def _characters(axes: Axes, row: lab.FinishedRow) -> None:
