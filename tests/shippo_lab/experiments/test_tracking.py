@@ -46,7 +46,7 @@ def test_rows_of_words_train_and_score(name):
     config = next(row for row in words.rows(words.SMOKE) if row.name == name)
     config = dataclasses.replace(config, train_length=4, layer=config.layer | {"d_state": 4})
     result = words.train(config, (1,), Session())
-    assert {f"prefix_x{multiple}" for multiple in words.MULTIPLES} <= set(result.metrics)
+    assert {"prefix_16", "prefix_256", "last_256"} <= set(result.metrics)
     assert ("identity" in result.metrics) == (name in ("orthogonal", "s5-8"))
     assert ("distance" in result.metrics) == (name == "orthogonal")
     assert len(result.notes["positions"]) == len(result.curves["by_position"])
@@ -101,7 +101,7 @@ def test_verdicts_can_fail():
         row = FinishedRow(name, name, {"layer": layer}, [0, 1], metrics, {}, {}, 1.0)
         return words.judge(Result("words", "full", {name: row}, {}, 1.0))[name].holds
 
-    assert judged("s5", {}, prefix_x1=[1.0, 0.99], prefix_x4=[0.95, 0.9])
-    assert not judged("s5", {}, prefix_x1=[1.0, 0.98], prefix_x4=[0.95, 0.9])
-    assert judged("none", {"right": "none"}, prefix_x4=[0.1, 0.1])
-    assert not judged("none", {"right": "none"}, prefix_x4=[0.1, 0.6])
+    assert judged("s5", {}, prefix_16=[1.0, 0.99], prefix_64=[1.0, 0.97], prefix_256=[0.95, 0.9])
+    assert not judged("s5", {}, prefix_16=[1.0, 0.98], prefix_64=[1.0, 0.97], prefix_256=[0.95, 0.9])
+    assert judged("none", {"right": "none"}, prefix_256=[0.1, 0.1])
+    assert not judged("none", {"right": "none"}, prefix_256=[0.1, 0.6])

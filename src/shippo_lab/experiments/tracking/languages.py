@@ -52,7 +52,7 @@ SMOKE = LanguagesConfig(budget=dict.fromkeys(LANGUAGES, 2), steps=2 * len(LANGUA
 def language(config: LanguagesConfig, seed: int, name: str, steps: int) -> Trainee:
     """A model of one language, its loss at every token that has an answer, and its accuracy at the end of long sentences."""
     test = LanguageTask(name=name, min_length=TEST[0], max_length=TEST[1], seed=seed)
-    model = config.model(seed, d_model=64, n_layers=2, d_state=8, vocab_size=test.vocab_size)
+    model = config.model(seed, d_model=64, n_layers=2, d_state=16, vocab_size=test.vocab_size)
     lengths = drawn_lengths(STAGES, seed, steps)
 
     def loss_at(step: int) -> tuple[Tensor, int]:

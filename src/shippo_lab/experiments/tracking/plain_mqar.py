@@ -55,7 +55,7 @@ def rows(base: PlainMqarConfig | None = None) -> tuple[PlainMqarConfig, ...]:
 def train(config: PlainMqarConfig, seeds: tuple[int, ...], session: lab.Session) -> lab.RowResult:
     """Train one seed of a row, and score it at every length and number of pairs."""
     (seed,) = seeds
-    model = config.model(seed, d_model=64, n_layers=2, d_state=16, vocab_size=config.vocab_size, **START)
+    model = config.model(seed, d_model=64, n_layers=2, vocab_size=config.vocab_size, **START)
     tasks = [config.task(seed, *size) for size in TRAIN]
 
     def loss_at(step: int) -> tuple[Tensor, int]:
@@ -94,7 +94,7 @@ EXPERIMENT = lab.Experiment(
     name="mqar-plain",
     title="Plain recall (MQAR)",
     claim="Where nothing acts on what is stored, the layer recalls as well with a right action as without one.",
-    protocol="zoology's task at a vocabulary of 256: 64 tokens, 4 to 16 pairs; two blocks of width 64, N 16, 600 steps",
+    protocol="zoology's task at a vocabulary of 256: 64 tokens, 4 to 16 pairs; two blocks of width 64, 600 steps",
     wall_time="8 minutes on two cores",
     presets={"full": rows, "smoke": partial(rows, SMOKE)},
     train=train,
