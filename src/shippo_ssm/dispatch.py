@@ -75,13 +75,18 @@ def is_readable(tensor: Tensor) -> bool:
     return is_plain(tensor) and not torch.compiler.is_compiling() and not under_transform()
 
 
+def in_onnx_export() -> bool:
+    """Whether a model is being exported to ONNX; torch's own question takes as long as a small kernel, so it comes last."""
+    return (torch.compiler.is_compiling() or torch.jit.is_tracing()) and torch.onnx.is_in_onnx_export()
+
+
 def transform_reason(*tensors: Tensor | None) -> str:
     """Why these tensors need torch's own operations, or "".
 
     `torch.func.grad`, `jvp` and `forward_ad` differentiate torch's operations only: a kernel would fail there, or give a
     tangent of zero. `vmap` alone is supported: operators have a rule for it.
     """
-    if torch.onnx.is_in_onnx_export():
+    if in_onnx_export():
         return "ONNX export, which has no kernels of ours"
     if not under_transform():
         return ""
@@ -104,7 +109,7 @@ def direct_reason(*tensors: Tensor) -> str:
 
     It takes plain CPU tensors of one dtype, without negative views, outside of compilers and transforms.
     """
-    if torch.compiler.is_compiling() or under_transform() or torch.onnx.is_in_onnx_export():
+    if torch.compiler.is_compiling() or torch.jit.is_tracing() or under_transform():
         return "a compiler, a transform or an export"
     dtype = tensors[0].dtype
     for tensor in tensors:
@@ -161,7 +166,7 @@ def choose_scan(backend: str, value: Tensor, *others: Tensor | None) -> tuple[st
         return backend, "asked for by name"
     if reason:
         # A loop is the only one of these that a graph with a free length can hold.
-        fallback = "reference" if torch.onnx.is_in_onnx_export() else fallback
+        fallback = "reference" if in_onnx_export() else fallback
     elif named != "segmented":
         reason, fallback = cpu_scan_reason(value) if named == "fused" else gpu_scan_reason(value), "chunked"
     if backend != "auto":
@@ -232,6 +237,6 @@ def uses_cpu_step(u: Tensor, backend: str) -> bool:
     if torch.is_grad_enabled() or u.device.type != "cpu" or u.dtype not in STEP_DTYPES or backend not in ("auto", "fused"):
         return False
     # A graph with a free length is not a step.
-    if isinstance(u.shape[1], torch.SymInt) or torch.onnx.is_in_onnx_export() or torch.is_autocast_enabled("cpu"):
+    if isinstance(u.shape[1], torch.SymInt) or in_onnx_export() or torch.is_autocast_enabled("cpu"):
         return False
     return bool(u.numel()) and not under_transform()

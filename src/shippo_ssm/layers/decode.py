@@ -355,19 +355,21 @@ class CachedPlan(NamedTuple):
             return False
         if [module.__class__ for module in (layer, *self.modules)] != self.classes:
             return False
-        return [_form(tensor) for tensor in self.tensors] == self.forms
+        return _forms(self.tensors) == self.forms
 
 
 _plans: weakref.WeakKeyDictionary[nn.Module, CachedPlan] = weakref.WeakKeyDictionary()
 
 
 def _options(layer: Shippo) -> tuple[Any, ...]:
-    norm = layer.read_norm
-    return layer.use_right, layer.controller.zero_suffix, layer.right.signature(), None if norm is None else norm.eps
+    # Read from `_modules`: torch's own way to a child takes as long as one of the checks.
+    children = layer._modules
+    norm, controller, right = children.get("read_norm"), children["controller"], children["right"]
+    return layer.use_right, controller.zero_suffix, right.signature(), None if norm is None else norm.eps
 
 
-def _form(tensor: Tensor) -> tuple[Any, ...]:
-    return tensor.data_ptr(), tensor.dtype, tensor.shape, tensor.stride(), tensor.is_neg()
+def _forms(tensors: Sequence[Tensor]) -> list[tuple[Any, ...]]:
+    return [(t.data_ptr(), t.dtype, t.shape, t.stride(), t.is_neg()) for t in tensors]
 
 
 def cached_plan(layer: Shippo) -> DecodePlan | None:
@@ -395,7 +397,7 @@ def cached_plan(layer: Shippo) -> DecodePlan | None:
         [module.__class__ for module in (layer, *modules)],
         [hooks for module in modules for hooks in (module._forward_hooks, module._forward_pre_hooks)],
         tensors,
-        [_form(tensor) for tensor in tensors],
+        _forms(tensors),
     )
     return plan
 

@@ -95,7 +95,8 @@ def test_onnx_with_free_batch_and_length():
 
 
 def test_what_onnx_cannot_hold_is_refused_in_words(monkeypatch):
-    monkeypatch.setattr(torch.onnx, "is_in_onnx_export", lambda: True)
+    for module, name in ((torch.onnx, "is_in_onnx_export"), (torch.jit, "is_tracing")):
+        monkeypatch.setattr(module, name, lambda: True)
     with pytest.raises(ValueError, match="'fused' with ONNX export, which has no kernels of ours; use backend='reference'"):
         Shippo(8, d_state=4, backend="fused")(torch.randn(2, 6, 8))
     with pytest.raises(ValueError, match=r"call torch\.onnx\.export under torch\.no_grad"):
