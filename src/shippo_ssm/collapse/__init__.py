@@ -5,5 +5,17 @@ from __future__ import annotations
 from shippo_ssm.collapse.audit import ActionRow, collapse_of_model, realised_actions
 from shippo_ssm.collapse.banks import Banks, bank
 from shippo_ssm.collapse.reduction import Reduction, collapse
+from shippo_ssm.collapse.rounding import Representation, exact_right, nearest_representation
 
-__all__ = ["ActionRow", "Banks", "Reduction", "bank", "collapse", "collapse_of_model", "realised_actions"]
+__all__ = [
+    "ActionRow",
+    "Banks",
+    "Reduction",
+    "Representation",
+    "bank",
+    "collapse",
+    "collapse_of_model",
+    "exact_right",
+    "nearest_representation",
+    "realised_actions",
+]

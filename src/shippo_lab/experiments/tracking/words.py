@@ -24,6 +24,7 @@ from shippo_lab.harness import experiment as lab
 from shippo_lab.harness.plots import OURS, PAPER, SERIES, legend_below, new_figure, save
 from shippo_lab.harness.training import fit
 from shippo_lab.tasks.words import WordTask, named_group
+from shippo_ssm.collapse import exact_right
 from shippo_ssm.layers import identity_right
 
 if TYPE_CHECKING:
@@ -100,7 +101,8 @@ SMOKE = WordsConfig(steps=4, num_seeds=1, train_length=4, lengths=(16, 256), eva
 
 
 def train(config: WordsConfig, seeds: tuple[int, ...], session: lab.Session) -> lab.RowResult:
-    """Train one seed of a row; score it at all lengths, with R -> I, and compare its actions with the group."""
+    """Train one seed of a row; score it at all lengths, with exact actions and with R -> I, and compare its actions with the
+    group."""
     (seed,) = seeds
     task = config.task(seed)
     model = config.model(seed, d_model=64, n_layers=1, d_state=16, vocab_size=task.vocab_size)
@@ -116,12 +118,18 @@ def train(config: WordsConfig, seeds: tuple[int, ...], session: lab.Session) -> 
         with identity_right(model):
             return {"identity": task.evaluate(model, config.eval_words).prefix}
 
+    def score_rounded() -> dict[str, Any]:
+        with exact_right(model, task.batch(range(16), length=NEAR // 64).tokens) as found:
+            right = np.array(score(min(config.eval_words, FAR_WORDS), longest)["by_position"])
+        exact = sum(rep is not None for rep in next(iter(found.values())))
+        return {f"rounded_{n}": float(right[:n].mean()) for n in config.lengths} | {"exact_groups": float(exact)}
+
     scores: dict[str, Callable[[], dict[str, Any]]] = {
         "near": partial(score, config.eval_words, near),
         "far": partial(score, min(config.eval_words, FAR_WORDS), longest),
     }
     if has_right:
-        scores["identity"] = score_identity
+        scores |= {"identity": score_identity, "rounded": score_rounded}
     if has_right and config.elements == "all":
         scores["learned"] = partial(learned.report, model, task)
     fitted = fit(
@@ -137,7 +145,7 @@ def train(config: WordsConfig, seeds: tuple[int, ...], session: lab.Session) -> 
     metrics = {f"prefix_{n}": float((close if n <= near else far)[:n].mean()) for n in config.lengths}
     metrics[f"last_{PUBLISHED}"] = float(close[PUBLISHED - 1])
     metrics |= {name: float(fitted.scores["near"][name]) for name in ("horizon_99", "horizon_50")}
-    metrics |= fitted.scores.get("identity", {})
+    metrics |= fitted.scores.get("identity", {}) | fitted.scores.get("rounded", {})
     notes = fitted.notes
     if "learned" in fitted.scores:
         metrics |= learned.summary(fitted.scores["learned"])
@@ -235,6 +243,7 @@ EXPERIMENT = lab.Experiment(
         lab.accuracy(f"last_{PUBLISHED}", f"last at {PUBLISHED}"),
         lab.Column(key="horizon_99", label="Horizon .99", better="higher", format=".0f"),
         lab.Column(key="horizon_50", label="Horizon .5", better="higher", format=".0f"),
+        *(lab.accuracy(f"rounded_{n}", f"exact R, {n:,}") for n in LENGTHS[3:]),
         lab.Column(key="identity", label="R -> I", better="neither", format=".3f"),
         lab.Column(key="distance", label="R(a)R(b) - R(ab)", format=".3f"),
         lab.Column(key="representations", label="Groups below 0.1", better="neither", format=".1f"),
