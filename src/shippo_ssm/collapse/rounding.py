@@ -37,7 +37,7 @@ class Representation(NamedTuple):
     """The largest distance ||R - nearest element||_F / sqrt(P) of the actions."""
 
 
-def _nearest(actions: Array, elements: Array) -> tuple[Array, Array]:
+def _nearest(actions: Array, elements: Array) -> tuple[np.ndarray, Array]:
     """Of every matrix, the index of the nearest element and the distance ||.||_F / sqrt(P)."""
     flat, known = (family.reshape(len(family), -1) for family in (actions, elements))
     squares = (flat**2).sum(1)[:, None] - 2 * flat @ known.T + (known**2).sum(1)
@@ -116,6 +116,9 @@ class Rounded(RightAction):
         found: per group of channels its `Representation`; where it is `None` the action stays as it is.
     """
 
+    elements: Tensor
+    bias: Tensor
+
     def __init__(self, family: RightAction, found: list[Representation | None]) -> None:
         super().__init__(family.width, family.coordinates, family.bounded)
         self.family, self.found = family, found
@@ -152,7 +155,7 @@ class Rounded(RightAction):
 def exact_right(
     model: nn.Module, inputs: Any, *, tol: float = 0.4, max_order: int = 256
 ) -> Iterator[dict[str, list[Representation | None]]]:
-    """Every mixer inside `model` runs with exact right actions while the context lasts, where they nearly generate finite groups.
+    """Run `model` with exact right actions while the context lasts, wherever its own nearly generate a finite group.
 
     Args:
         model: a module that is, or contains, `Shippo` layers; no weight is changed.
@@ -163,19 +166,17 @@ def exact_right(
     Yields:
         Per layer and group of channels the `Representation`; `None` where the actions stay as they are.
     """
-    modules = dict(model.named_modules())
-    modules[type(model).__name__] = model
+    modules = {name or type(model).__name__: module for name, module in model.named_modules()}
     actions = realised_actions(model, inputs)
     found = {
         name: [nearest_representation(own, tol=tol, max_order=max_order) for own in given.unbind(1)]
         for name, given in actions.items()
     }
-    layers = {name: modules[name] for name in found if isinstance(getattr(modules[name], "right", None), RightAction)}
-    before = {name: layer.right for name, layer in layers.items()}
+    families = {name: right for name in found if isinstance(right := getattr(modules[name], "right", None), RightAction)}
     try:
-        for name, layer in layers.items():
-            layer.right = Rounded(before[name], found[name]).to(actions[name].device)
+        for name, family in families.items():
+            modules[name].right = Rounded(family, found[name]).to(actions[name].device)
         yield found
     finally:
-        for name, layer in layers.items():
-            layer.right = before[name]
+        for name, family in families.items():
+            modules[name].right = family
