@@ -253,9 +253,9 @@ def check_state(op: str, state: ShippoState, count: int, shapes: dict[str, tuple
     for name, tensor in (("conv", state.conv), *zip(CellState._fields, state.cell), ("controller", state.controller)):
         if tensor is None and name not in shapes:
             continue
-        shape = tuple(tensor.shape) if isinstance(tensor, Tensor) else None
         expected = (count, *shapes[name]) if name in shapes else None
-        if shape is None or tensor is None or shape != expected:
+        if not isinstance(tensor, Tensor) or tensor.shape != expected:
+            shape = tuple(tensor.shape) if isinstance(tensor, Tensor) else None
             raise ValueError(
                 f"{op}: `{name}` of `state` has shape {shape}; expected {expected}; the state belongs to another "
                 "model or batch, make one with init_state(batch_size)"
