@@ -1,11 +1,8 @@
 """SHiPPO as a Hugging Face language model (the `hf` extra): configuration, backbone and causal language model.
 
 Data path: token ids [B, T] are embedded to [B, T, hidden_size], pass num_hidden_layers pre-norm residual layers (SHiPPO, or
-attention where `layer_types` says so) and a final norm, and a linear head gives logits [B, T, vocab_size]. Between calls the
-recurrent states are kept in transformers' `DynamicCache` or `StaticCache`, one `ShippoState` per SHiPPO layer, beside the keys
-and values of attention layers; assisted generation returns to an earlier position because states are recorded while candidates
-are checked. Padding marked in `attention_mask` is the identity map. Sequences packed into one row, as
-`DataCollatorWithFlattening` does, do not see each other.
+attention where `layer_types` says so) and a final norm, and a linear head gives logits [B, T, vocab_size]. Between calls a
+`DynamicCache` or `StaticCache` holds one `ShippoState` per SHiPPO layer, beside the keys and values of attention layers.
 
 Importing this module registers the classes with `AutoConfig`, `AutoModel` and `AutoModelForCausalLM`.
 """
@@ -14,7 +11,6 @@ from __future__ import annotations
 
 import itertools
 from collections import deque
-from collections.abc import Callable
 from dataclasses import fields
 from typing import Any, NamedTuple, NoReturn
 
@@ -34,17 +30,7 @@ from transformers.utils.import_utils import is_tracing
 from transformers.utils.output_capturing import capture_outputs
 
 from shippo_ssm._expect import expect_real, expect_size
-from shippo_ssm.layers import (
-    PRESETS,
-    Block,
-    CausalAttention,
-    Controller,
-    Shippo,
-    ShippoSpec,
-    ShippoState,
-    ShortConv,
-    Stack,
-)
+from shippo_ssm.layers import PRESETS, Block, CausalAttention, Controller, Shippo, ShippoSpec, ShippoState, ShortConv, Stack
 from shippo_ssm.layers.attention import check_layer_types, resolve_layer_types
 from shippo_ssm.layers.linear import Linear
 from shippo_ssm.layers.mixer import Segment, check_segment
@@ -53,14 +39,8 @@ from shippo_ssm.layers.states import at
 from shippo_ssm.scan.distributed import SequenceShard, negotiate_shards
 
 # Options of `ShippoSpec` -> their names in transformers.
-LIBRARY_NAMES = {
-    "d_state": "state_size",
-    "d_conv": "conv_kernel",
-    "dt_min": "time_step_min",
-    "dt_max": "time_step_max",
-    "bias": "use_bias",
-    "conv_bias": "use_conv_bias",
-}
+LIBRARY_NAMES = {"d_state": "state_size", "d_conv": "conv_kernel", "dt_min": "time_step_min", "dt_max": "time_step_max"}
+LIBRARY_NAMES |= {"bias": "use_bias", "conv_bias": "use_conv_bias"}
 # Version of `ShippoConfig`; another one is refused.
 VERSION = 2
 # The label of a position that the loss ignores.
@@ -106,12 +86,10 @@ class ShippoCacheLayer(CacheLayerMixin):
         if back < 0 or back >= max(1, len(self.past)):
             raise ValueError(
                 f"ShippoCacheLayer: `tokens_to_remove` is {tokens_to_remove} with {len(self.past)} recorded states; expected a "
-                f"number from {-max(0, len(self.past) - 1)} to 0; call activate_past_recording() first, and remove at most "
-                f"{NUM_RECORDED} positions"
+                f"number from {-max(0, len(self.past) - 1)} to 0; call activate_past_recording() first"
             )
         if self.past:
-            self.state = self.past[-1 - back]
-            self.past = deque([self.state], maxlen=NUM_RECORDED + 1)
+            self._replace(self.past[-1 - back])
             self.num_seen -= back
 
     @property
@@ -134,21 +112,21 @@ class ShippoCacheLayer(CacheLayerMixin):
     lazy_initialization = update
 
     def reset(self) -> None:
-        self.state, self.num_seen = None, 0
-        self.past.clear()
+        self.num_seen = 0
+        self._replace(None)
 
     def reorder_cache(self, beam_idx: Tensor) -> None:
-        self._change(lambda state: state.select(beam_idx))
+        self._replace(None if self.state is None else self.state.select(beam_idx))
 
     batch_select_indices = reorder_cache
 
     def batch_repeat_interleave(self, repeats: int) -> None:
-        self._change(lambda state: state.repeat(repeats))
+        self._replace(None if self.state is None else self.state.repeat(repeats))
 
-    def _change(self, change: Callable[[ShippoState], ShippoState]) -> None:
-        if self.state is not None:
-            self.state = change(self.state)
-            self.past = deque([self.state] if self.record_past else [], maxlen=NUM_RECORDED + 1)
+    def _replace(self, state: ShippoState | None) -> None:
+        """Hold `state` in the place of the last one, and nothing of the past."""
+        self.state = state
+        self.past = deque([state] if self.record_past and state is not None else [], maxlen=NUM_RECORDED + 1)
 
 
 class ShippoStaticCacheLayer(ShippoCacheLayer, StaticLayer):
@@ -485,16 +463,11 @@ class ShippoModel(ShippoPreTrainedModel):
         return BaseModelOutputWithPast(last_hidden_state=self.norm(u), past_key_values=past_key_values)
 
     def _run(
-        self,
-        u: Tensor,
-        segment: Segment,
-        past_key_values: Cache | None,
-        attention_mask: Tensor | None,
-        positions: Tensor | None,
-        hidden: Any,
-    ) -> Tensor:
-        """Run the layers over a segment and store their states in the cache: while it records, after each of the last
-        positions."""
+        self, u: Tensor, segment: Segment, past_key_values: Cache | None, attention_mask: Tensor | None,
+        positions: Tensor | None, hidden: Any,
+    ) -> Tensor:  # fmt: skip
+        """Run the layers over a segment and store their states in the cache; after each of the last positions, while it
+        records."""
         caches = [] if past_key_values is None else self._caches(past_key_values)
         length, alone = u.shape[1], segment.part is None
         record = alone and any(cache.record_past for cache in caches if isinstance(cache, ShippoCacheLayer))
@@ -508,24 +481,22 @@ class ShippoModel(ShippoPreTrainedModel):
                 f"ShippoModel: `output_hidden_states` is set for {length} positions while the cache records the past; expected "
                 f"at most {NUM_RECORDED} and no padding; request them before activate_past_recording()"
             )
-        outputs = []
+        # Nobody else holds the states in a cache: without gradients they are updated in place.
+        in_place, outputs = bool(caches) and not record and alone and not torch.is_grad_enabled(), []
         for start, stop in parts:
-            # Nobody else holds the states in a cache: without gradients they are updated in place.
             mask, dt = (None if told is None else told[:, start:stop] for told in (segment.mask, segment.dt))
-            every, owned = record and start >= first and segment.whole, bool(caches) and not record and alone
-            in_place = owned and not torch.is_grad_enabled()
+            every = record and start >= first and segment.whole
             part = segment._replace(mask=mask, dt=dt, return_all_states=every, in_place=in_place)
             inputs: list[Any] = [cache.state if isinstance(cache, ShippoCacheLayer) else cache for cache in caches]
             inputs = inputs or [None] * len(self.layers)
             if positions is not None:
                 packed = positions if segment.cu_seqlens is not None else None
+                args = (self.config, u[:, start:stop], attention_mask, past_key_values, packed)
                 for kind, make_mask in MASKS.items():
                     at_kind = [index for index, found in enumerate(self.config.kinds) if found == kind]
-                    if at_kind:
-                        args = (self.config, u[:, start:stop], attention_mask, past_key_values, packed)
-                        visible = make_mask(*args, layer_idx=at_kind[0])
-                        for index in at_kind:
-                            inputs[index] = AttentionInputs(inputs[index], visible, positions[:, start:stop])
+                    visible = make_mask(*args, layer_idx=at_kind[0]) if at_kind else None
+                    for index in at_kind:
+                        inputs[index] = AttentionInputs(inputs[index], visible, positions[:, start:stop])
             y, after = self.layers.run(u[:, start:stop], inputs, part)
             outputs.append(y)
             num_new = stop - start if segment.part is None else segment.part.total
@@ -534,11 +505,6 @@ class ShippoModel(ShippoPreTrainedModel):
                     for kept in [at(state, t) for t in range(stop - start)] if every else [state]:
                         cache.store(kept, 1 if every else num_new)
         return outputs[0] if len(outputs) == 1 else torch.cat(outputs, dim=1)
-
-    @property
-    def mixers(self) -> list[Shippo]:
-        """The SHiPPO layers inside the blocks."""
-        return [block.mixer for block in self.layers if isinstance(block.mixer, Shippo)]
 
     def _caches(self, past_key_values: Cache) -> list[Any]:
         """The layers of the cache, checked."""
@@ -582,7 +548,6 @@ class ShippoForCausalLM(ShippoPreTrainedModel, GenerationMixin):
         past_key_values: Cache | None = None,
         inputs_embeds: Tensor | None = None,
         labels: Tensor | None = None,
-        use_cache: bool | None = None,
         logits_to_keep: int | Tensor = 0,
         group: ProcessGroup | None = None,
         **kwargs: Any,
@@ -599,16 +564,8 @@ class ShippoForCausalLM(ShippoPreTrainedModel, GenerationMixin):
         if group is not None:
             facts = {"T": 0 if labels is None else labels.shape[1], "`labels` are given": labels is not None}
             part = negotiate_shards("ShippoForCausalLM", group, lambda: facts)
-        outputs = self.model(
-            input_ids,
-            attention_mask=attention_mask,
-            past_key_values=past_key_values,
-            inputs_embeds=inputs_embeds,
-            use_cache=use_cache,
-            return_dict=True,
-            group=group,
-            **kwargs,
-        )
+        options = kwargs | {"return_dict": True, "group": group}
+        outputs = self.model(input_ids, attention_mask, past_key_values, inputs_embeds, **options)
         logits = self.lm_head(slice_logits_to_keep(outputs.last_hidden_state, logits_to_keep))
         loss = None
         if labels is not None:
