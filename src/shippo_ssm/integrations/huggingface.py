@@ -85,8 +85,8 @@ class ShippoCacheLayer(CacheLayerMixin):
         back = -tokens_to_remove
         if back < 0 or back >= max(1, len(self.past)):
             raise ValueError(
-                f"ShippoCacheLayer: `tokens_to_remove` is {tokens_to_remove} with {len(self.past)} recorded states; expected a "
-                f"number from {-max(0, len(self.past) - 1)} to 0; call activate_past_recording() first"
+                f"ShippoCacheLayer: `tokens_to_remove` is {tokens_to_remove} with {len(self.past)} recorded states; expected "
+                f"{-max(0, len(self.past) - 1)} to 0; call activate_past_recording() first, and remove at most {NUM_RECORDED}"
             )
         if self.past:
             self._replace(self.past[-1 - back])

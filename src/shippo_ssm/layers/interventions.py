@@ -81,7 +81,7 @@ def debug_nans(model: nn.Module) -> Iterator[nn.Module]:
 
     def check_input(module: nn.Module, args: Any, kwargs: Any) -> None:
         # The input is looked at where it is used first, in a leaf: a container would only repeat it.
-        if not any(True for _ in module.children()):
+        if not list(module.children()):
             check(module, "input", (args, kwargs))
 
     try:

@@ -94,7 +94,7 @@ def online_memory(measure: Any, d_state: int = 32, theta: float = 64.0) -> Onlin
 
     Args:
         measure: "legs" (the whole past, scaled), "legt" (a window of `theta` tokens), "s4d" (complex diagonal
-            a_n = -1/2 + i pi n), an `OnlineMemory`, or any object with A and B: arrays [N, N] or [N] and [N], or functions of
+            a_n = -1/2 + i pi n), an `OnlineMemory`, or an object with A and B: arrays [N, N] or [N] and [N], or functions of
             time that are constant or fall as 1/t, as the measures of `shippo_ssm.projection` have them.
         d_state: N, for a name.
         theta: window of "legt", in units of time.
