@@ -135,8 +135,7 @@ class ShippoStaticCacheLayer(ShippoCacheLayer, StaticLayer):
     def store(self, state: ShippoState, num_new: int) -> None:
         if state.cell.memory.requires_grad:
             raise ValueError(
-                "ShippoStaticCacheLayer: `state` requires grad; expected none, since a static cache is overwritten; "
-                "use a DynamicCache(config=model.config), or torch.no_grad()"
+                "ShippoStaticCacheLayer: `state` requires grad; expected none: a static cache is overwritten; use torch.no_grad()"
             )
         if self.state is None or self.record_past:
             state = state.clone()
@@ -167,12 +166,8 @@ class ShippoConfig(PreTrainedConfig):
 
     model_type = "shippo"
     # Projections are split by their outputs and gathered: every rank runs the whole recurrence.
-    base_model_tp_plan = {  # noqa: RUF012
-        "embed_tokens": "embedding_rowwise",
-        "layers.*.mixer.in_proj": "colwise_gather_output",
-        "layers.*.mixer.out_proj": "colwise_gather_output",
-        "layers.*.mixer.controller.write_proj": "colwise_gather_output",
-        "layers.*.mixer.controller.read_proj": "colwise_gather_output",
+    base_model_tp_plan = {"embed_tokens": "embedding_rowwise"} | {
+        f"layers.*.mixer.{name}_proj": "colwise_gather_output" for name in ("in", "out", "controller.write", "controller.read")
     }
 
     vocab_size: int = 32000
@@ -209,9 +204,8 @@ class ShippoConfig(PreTrainedConfig):
     def validate_architecture(self) -> None:
         """Check the version, the sizes and the windows that the cache holds; `ShippoSpec` checks the rest."""
         if self.config_version != VERSION:
-            raise ValueError(
-                f"ShippoConfig: `config_version` is {self.config_version}; expected {VERSION}; use the release that saved it"
-            )
+            came = f"`config_version` is {self.config_version}"
+            raise ValueError(f"ShippoConfig: {came}; expected {VERSION}; use the release that saved it")
         for name in ("vocab_size", "hidden_size", "num_hidden_layers"):
             expect_size("ShippoConfig", name, getattr(self, name))
         expect_real("ShippoConfig", "layer_norm_epsilon", self.layer_norm_epsilon, "a small number, 0 or more", 0)
@@ -235,11 +229,18 @@ class ShippoConfig(PreTrainedConfig):
         return ShippoSpec(**{name: getattr(self, LIBRARY_NAMES.get(name, name)) for name in names})
 
 
-def check_mask(u: Tensor, attention_mask: Tensor | None, num_seen: int, hybrid: bool) -> None:
-    """Check that a mask covers the positions of `u` [B, T, ..], or with a cache all positions so far, as attention needs."""
-    if attention_mask is None or attention_mask.ndim != 2 or is_tracing(attention_mask):
-        return
+def padding_mask(u: Tensor, attention_mask: Tensor | None, num_seen: int, hybrid: bool) -> Tensor | None:
+    """The part [B, T] of a mask that belongs to `u` [B, T, ..]; `None` without padding.
+
+    The mask may cover the `num_seen` positions in the cache too; attention, in a `hybrid`, needs them.
+    """
+    if attention_mask is None or attention_mask.ndim != 2:
+        return None
     (batch, length), (rows, covered) = u.shape[:2], attention_mask.shape
+    mask, alone = attention_mask[:, -length:].contiguous(), length == 1
+    if is_tracing(attention_mask):
+        # A traced single position is a generated one.
+        return None if alone else mask
     least = length + num_seen if hybrid else length
     if rows != batch or covered < least or (covered != length and not num_seen):
         expected = f"[B, T] = ({batch}, {least})" + f", or up to ({batch}, {num_seen + length}) with the cache" * bool(num_seen)
@@ -247,16 +248,6 @@ def check_mask(u: Tensor, attention_mask: Tensor | None, num_seen: int, hybrid: 
             f"ShippoModel: `attention_mask` has shape ({rows}, {covered}); expected {expected}, one entry per position; "
             "pass the mask that the tokenizer returned with these tokens"
         )
-
-
-def padding_mask(u: Tensor, attention_mask: Tensor | None) -> Tensor | None:
-    """The part [B, T] of a mask of all positions so far that belongs to `u` [B, T, ..]; `None` without padding."""
-    if attention_mask is None or attention_mask.ndim != 2:
-        return None
-    mask, alone = attention_mask[:, -u.shape[1] :].contiguous(), u.shape[1] == 1
-    if is_tracing(attention_mask):
-        # A traced single position is a generated one.
-        return None if alone else mask
     return None if bool(((mask if alone else attention_mask) == 1).all()) else mask
 
 
@@ -283,7 +274,7 @@ def packed_bounds(u: Tensor, attention_mask: Tensor | None, kwargs: dict[str, An
         if len(u) > 1 or attention_mask is not None:
             raise ValueError(
                 f"ShippoModel: `{name}` starts a sequence inside a row, with padding or B = {len(u)}; expected B = 1 and no "
-                "padding where sequences are packed; put all of them into one row, as DataCollatorWithFlattening does"
+                "padding; pack all sequences into one row, as DataCollatorWithFlattening does"
             )
         return nn.functional.pad(starts[0], (1, 1), value=True).nonzero().squeeze(1)
     return None
@@ -427,9 +418,8 @@ class ShippoModel(ShippoPreTrainedModel):
         if (input_ids is None) == (inputs_embeds is None):
             raise ValueError("ShippoModel: expected exactly one of `input_ids` and `inputs_embeds`")
         u = self.embed_tokens(input_ids) if inputs_embeds is None else inputs_embeds
-        use_cache = use_cache if use_cache is not None else bool(self.config.use_cache and not self.training)
-        use_cache = use_cache and not (self.training and self.is_gradient_checkpointing)
-        if not use_cache:
+        use_cache = bool(self.config.use_cache and not self.training) if use_cache is None else use_cache
+        if not use_cache or (self.training and self.is_gradient_checkpointing):
             past_key_values = None
         elif past_key_values is None:
             past_key_values = DynamicCache(config=self.config)
@@ -437,8 +427,7 @@ class ShippoModel(ShippoPreTrainedModel):
         num_seen = next((cache.num_seen for cache in caches if isinstance(cache, ShippoCacheLayer)), 0)
         bounds, mask, hybrid = kwargs.get("cu_seq_lens_q"), attention_mask, set(self.config.kinds) != {LAYER_TYPE}
         if group is None:
-            check_mask(u, attention_mask, num_seen, hybrid)
-            mask = padding_mask(u, attention_mask)
+            mask = padding_mask(u, attention_mask, num_seen, hybrid)
             bounds = packed_bounds(u, mask, kwargs)
         segment = check_segment(self, u, mask, bounds, group, time_deltas)
         positions = None
@@ -446,9 +435,7 @@ class ShippoModel(ShippoPreTrainedModel):
             positions = attention_positions(u, attention_mask, bounds, num_seen, kwargs.get("position_ids"))
             if bounds is not None:
                 if num_seen:
-                    raise ValueError(
-                        "ShippoModel: `past_key_values` is not empty; expected none where sequences are packed for attention"
-                    )
+                    raise ValueError("ShippoModel: `past_key_values` is not empty; expected none with packing and attention")
                 past_key_values = None
         hidden = kwargs.get("output_hidden_states", self.config.output_hidden_states)
         u = self._run(u, segment, past_key_values, attention_mask, positions, hidden)
@@ -471,7 +458,7 @@ class ShippoModel(ShippoPreTrainedModel):
         if hidden and len(parts) > 1:
             raise ValueError(
                 f"ShippoModel: `output_hidden_states` is set for {length} positions while the cache records the past; expected "
-                f"at most {NUM_RECORDED} and no padding; request them before activate_past_recording()"
+                f"at most {NUM_RECORDED} and no padding"
             )
         # Nobody else holds the states in a cache: without gradients they are updated in place.
         in_place, outputs = bool(caches) and not record and alone and not torch.is_grad_enabled(), []
@@ -503,10 +490,8 @@ class ShippoModel(ShippoPreTrainedModel):
         caches = past_key_values.layers
         recurrent = [isinstance(cache, ShippoCacheLayer) for cache in caches]
         if recurrent != [kind == LAYER_TYPE for kind in self.config.kinds]:
-            raise ValueError(
-                f"ShippoModel: `past_key_values` has {sum(recurrent)} SHiPPO layers of {len(caches)}; expected "
-                f"{self.config.kinds}; create it for this model, DynamicCache(config=model.config)"
-            )
+            came = f"`past_key_values` has {sum(recurrent)} SHiPPO layers of {len(caches)}"
+            raise ValueError(f"ShippoModel: {came}; expected {self.config.kinds}; use DynamicCache(config=model.config)")
         return caches
 
 
@@ -578,10 +563,7 @@ class ShippoForCausalLM(ShippoPreTrainedModel, GenerationMixin):
 
     def init_continuous_batching(self, *args: Any, **kwargs: Any) -> NoReturn:
         """Refuse: continuous batching pages keys and values, which a recurrent model does not have."""
-        raise ValueError(
-            "ShippoForCausalLM: continuous batching is for paged keys and values; a SHiPPO model has none; use `generate` on "
-            "a left-padded batch"
-        )
+        raise ValueError("ShippoForCausalLM: continuous batching is for paged keys and values; use `generate` with padding")
 
 
 def _shift_over_ranks(labels: Tensor, part: SequenceShard) -> dict[str, Tensor]:

@@ -20,7 +20,7 @@ class MambaShippo(nn.Module):
     Args:
         d_model: width of input and output.
         use_fast_path: `False` selects the reference loop.
-        dt_rank, dt_init, dt_scale, dt_init_floor: accepted and ignored; the controller projects to steps directly.
+        dt_rank, dt_init, dt_scale, dt_init_floor: ignored; the controller projects to steps directly.
         layer_idx: index in the stack, required with a cache.
         options: the fields of `ShippoSpec`; d_state, d_conv, expand, dt_min, dt_max, conv_bias and bias are among them.
 

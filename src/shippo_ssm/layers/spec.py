@@ -1,15 +1,9 @@
 """The options of the layer, once: `Shippo`, the experiments' models and the Hugging Face configuration take them from here.
 
 How a layer starts decides whether it learns. A right action's angle is step x coordinate and a source's weight is step x mix,
-so time is counted in tokens: steps start at one, and the drift forgets between one token and `memory_length` tokens. The
-convolution starts as the identity of the present token, values pass in and out unchanged in direction (`in_init`,
-`out_init`), a key reads where it wrote, what is read is normalised, and the right action starts close to the identity.
-
-`PRESETS` has a word for each use. "tracking" is the default: it learns what tokens do to a state. "language" is for text:
-text lives from neighbours, so a part of the channels sees the token before, and right actions may forget. A layer that has to
-learn what tokens do must not begin with that: it would learn pairs of tokens by heart instead.
-`PAPER_GEOMETRY` gives every transport group its own write and read vectors, as the paper has it. `PAPER_START` is the start of
-a Mamba-style layer, as the first version of this library had it.
+so time is counted in tokens: steps start at one. Of the `PRESETS`, "tracking", the default, learns what tokens do to a state;
+"language" is for text: a part of the channels sees the token before, and right actions may forget. A layer that has to learn
+what tokens do must not begin with that: it would learn pairs of tokens by heart instead.
 """
 
 from __future__ import annotations
@@ -23,7 +17,7 @@ from shippo_ssm._expect import expect_fields, expect_real, expect_size
 from shippo_ssm.actions import RightAction
 from shippo_ssm.dispatch import SCAN_BACKENDS, unknown_backend
 
-# The previous start, as arguments: Shippo(d_model, **PAPER_START).
+# The start of a Mamba-style layer, as arguments: Shippo(d_model, **PAPER_START).
 PAPER_START: dict[str, Any] = {
     "right": "split", "bounded": False, "learnable_initial_state": False, "initial_state_std": 1.0, "drift_init": "s4d-real",
     "dt_min": 0.001, "dt_max": 0.1, "in_init": "random", "conv_init": "random", "read_init": "random", "read_norm": False,
@@ -163,8 +157,7 @@ class ShippoSpec:
             raise ValueError(f"Shippo: `expand` is {self.expand} with d_model = {d_model}; expected a whole number of channels")
         if channels % self.group_width:
             raise ValueError(
-                f"Shippo: `group_width` is {self.group_width} with d_model * expand = {channels} channels; expected a divisor "
-                f"of {channels}; choose another group_width or expand"
+                f"Shippo: `group_width` is {self.group_width} with d_model * expand = {channels} channels; expected a divisor"
             )
         return channels
 
@@ -172,10 +165,8 @@ class ShippoSpec:
         """Q, the sets of write and read vectors of `num_groups` transport groups."""
         sets = self.num_bc_groups or num_groups
         if num_groups % sets:
-            raise ValueError(
-                f"Shippo: `num_bc_groups` is {sets} with {num_groups} transport groups; expected a divisor of {num_groups}, or "
-                "None for one per group"
-            )
+            wanted = f"a divisor of {num_groups}, or None for one per group"
+            raise ValueError(f"Shippo: `num_bc_groups` is {sets} with {num_groups} transport groups; expected {wanted}")
         return sets
 
 
