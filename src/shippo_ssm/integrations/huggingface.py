@@ -135,7 +135,7 @@ class ShippoStaticCacheLayer(ShippoCacheLayer, StaticLayer):
     def store(self, state: ShippoState, num_new: int) -> None:
         if state.cell.memory.requires_grad:
             raise ValueError(
-                "ShippoStaticCacheLayer: `state` requires grad; expected none: a static cache is overwritten; use torch.no_grad()"
+                "ShippoStaticCacheLayer: `state` requires grad; expected none, a static cache is overwritten; use no_grad()"
             )
         if self.state is None or self.record_past:
             state = state.clone()
