@@ -54,7 +54,7 @@ class _Convolved(torch.autograd.Function):
         (batch, length, channels), taps, dy = dy.shape, len(weight), dy.contiguous()
         d_row, d_taps = torch.zeros_like(row), row.new_zeros(batch, taps + 1, channels)
         addresses = [tensor.data_ptr() for tensor in (row, weight, dy, d_row, d_taps)]
-        operands = Conv(*addresses[:3], channels, length, d_row=addresses[3], d_taps=addresses[4])
+        operands = Conv._make((*addresses[:3], channels, length, 0, *addresses[3:]))
         constants = {"dtype": _NAMES[row.dtype], "taps": taps}
         launch(build_conv_gradient, batch, operands, _MIN_NUMBERS // (length * channels) + 1, raw=True, **constants)
         d_weight, d_bias = d_taps.sum(0).split([taps, 1])

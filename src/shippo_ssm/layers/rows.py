@@ -53,7 +53,7 @@ class _Normed(torch.autograd.Function):
         chunks = -(-tokens // _CHUNK)
         d_weight = u.new_zeros(chunks, channels)
         addresses = [tensor.data_ptr() for tensor in (u, weight, dy, du, d_weight)]
-        operands = Norm(*addresses[:3], channels, tokens, *addresses[3:])
+        operands = Norm._make((*addresses[:3], channels, tokens, *addresses[3:]))
         constants = {"dtype": _NAMES[u.dtype], "eps": ctx.eps, "chunk": _CHUNK}
         launch(build_norm_gradient, chunks, operands, _MIN_NUMBERS // (channels * _CHUNK) + 1, raw=True, **constants)
         return du, d_weight.sum(0), None

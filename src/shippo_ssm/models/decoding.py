@@ -43,9 +43,8 @@ class PrefixCache:
         tokens = tuple(torch.as_tensor(prompt).flatten().tolist())
         if not tokens:
             raise ValueError("PrefixCache.read: `prompt` is empty; expected at least one token")
-        known = self._longest(tokens)
-        logits: Any = None
-        after: Any = None
+        lengths = sorted({len(kept) for kept in self._kept if len(kept) <= len(tokens)}, reverse=True)
+        known, logits, after = next((length for length in lengths if tokens[:length] in self._kept), 0), torch.empty(0), None
         if known:
             logits, after = self._kept[tokens[:known]]
             self._kept.move_to_end(tokens[:known])
@@ -56,12 +55,8 @@ class PrefixCache:
             self._keep(tokens, logits, after)
         self.num_known += known
         self.num_read += len(tokens) - known
+        assert after is not None
         return logits.clone(), values.clone(after)
-
-    def _longest(self, tokens: tuple[int, ...]) -> int:
-        """The length of the longest kept prefix of `tokens`."""
-        lengths = sorted({len(kept) for kept in self._kept if len(kept) <= len(tokens)}, reverse=True)
-        return next((length for length in lengths if tokens[:length] in self._kept), 0)
 
     def _keep(self, tokens: tuple[int, ...], logits: Tensor, after: list[Any]) -> None:
         size = values.num_bytes((logits, after))
