@@ -163,8 +163,7 @@ class LiftedMemory(Mixer[LiftState]):
             raise ValueError(f"lift: `group_width` is {group_width} with d_model = {d_model}; expected a divisor of d_model")
         expect_real("lift", "step", step, "a positive time between tokens", 0, open_end=True)
         self.memory, self.group_width, self.interval = memory, group_width, step
-        self.num_groups = d_model // group_width
-        self.right = get_family(right, group_width)
+        self.num_groups, self.right = d_model // group_width, get_family(right, group_width)
         self.right_proj, self.right_bias = None, None
         if self.right.num_coordinates:
             self.right_proj = nn.Linear(d_model, self.num_groups * self.right.num_coordinates, bias=False)
@@ -186,11 +185,12 @@ class LiftedMemory(Mixer[LiftState]):
     def run(self, u: Tensor, state: LiftState | None, segment: Segment) -> tuple[Tensor, LiftState]:
         mask, dt = segment.mask, segment.dt
         packing = None if segment.cu_seqlens is None else packing_of(segment.cu_seqlens)
-        if dt is None and (mask is not None or packing is not None):
-            # No time passes at padding, and nothing happens.
-            dt = torch.ones_like(u[..., 0]) if mask is None else mask.to(u.dtype)
-        if packing is not None and dt is not None:
-            u, dt = packing.pad(u), packing.pad(dt)
+        # No time passes at padding, and nothing happens.
+        if dt is None and mask is not None:
+            dt = mask.to(u.dtype)
+        if packing is not None:
+            dt = packing.pad(torch.ones_like(u[..., 0]) if dt is None else dt)
+            u = packing.pad(u)
         fresh = self.init_state(u.shape[0])
         if state is None:
             state = fresh

@@ -70,8 +70,7 @@ class ShippoSpec:
     """How a `Shippo` layer is built, apart from its width."""
 
     d_state: int = 32
-    """N, slots of the memory per group. Recall of 16 / 32 pairs: .92 / .56 with 16, .99 / .74 with 32; A5 at 256 and 1,024:
-    1.00 and .94 with 16, .98 and .97 with 32 (seed 10, `results/defaults.json`)."""
+    """N, slots of the memory per group; `results/defaults.json` compares 16 and 32."""
     d_conv: int = 4
     """Taps of the short causal convolution."""
     expand: float = 2
@@ -84,13 +83,12 @@ class ShippoSpec:
     _: KW_ONLY
     num_bc_groups: int | None = 1
     """Q, sets of write and read vectors, each shared by G / Q transport groups (Mamba-2's ngroups); `None` gives every
-    transport group its own, as in the paper. Prototype on text: 1.829 bits at 742 k weights, 1.870 at 684 k with None."""
+    transport group its own, as in the paper."""
     controller_rank: int | None = 16
-    """Width of a linear bottleneck in front of the step, mix and gates of all groups; `None` projects them in full. Beside the
-    full projection it saves a quarter of the weights; `benchmarks/defaults.py` compares both."""
+    """Width of a linear bottleneck in front of the step, mix and gates of all groups, which saves a quarter of the weights;
+    `None` projects them in full."""
     low_rank_right: bool = False
-    """Whether the right coordinates pass that bottleneck as well. Prototype with 16: text does not mind (1.837 bits at
-    464 k), A5 words fail on one seed of two."""
+    """Whether the right coordinates pass that bottleneck as well: text does not mind, words of A5 fail on some seeds."""
     bounded: bool = True
     """Hold ||R||_2 <= 1 also in the families that can grow (split, structured, dense): a memory then cannot blow up."""
     write_rank: int = 1
@@ -116,10 +114,10 @@ class ShippoSpec:
     in the input shares a group) or "random"."""
     conv_init: str = "identity"
     """How the short convolution starts: as the "identity" of the present token; "staggered", the first d_model channels as the
-    present token, the next d_model as the token before, and so on; or "random", which smears neighbours into it."""
+    present token, the next d_model as the token before, and so on; or "random"."""
     read_init: str = "write"
     """How the read projection starts: as the "write" projection, so that a key finds what it wrote; as "next", so that it finds
-    what was written one token later (where a "staggered" convolution shows a write the token before it); or "random"."""
+    what was written one token later (with a "staggered" convolution); or "random"."""
     read_norm: bool = True
     """Whether what is read is RMS-normalised over D, before skip and gate: it then has a scale whatever the memory holds."""
     out_init: str = "transpose"
