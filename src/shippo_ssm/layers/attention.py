@@ -117,8 +117,7 @@ class CausalAttention(Mixer[AttentionCache]):
             self._check_cache(u, state)
         past, length = state.positions.shape[1], u.shape[1]
         real = segment.mask if segment.mask is not None else torch.ones_like(u[..., 0], dtype=torch.bool)
-        # The place of each key behind that of each query.
-        later = torch.arange(past + length, device=u.device) - torch.arange(past, past + length, device=u.device)[:, None]
+        places = torch.arange(past + length, device=u.device)
         counted = real.cumsum(1) + F.pad(state.positions, (1, 0), value=-1).amax(1, keepdim=True)
         q, k, v = self.project(u, counted)
         keys, values = torch.cat([state.keys.to(k), k], dim=2), torch.cat([state.values.to(v), v], dim=2)
@@ -131,7 +130,7 @@ class CausalAttention(Mixer[AttentionCache]):
             if self.window is not None:
                 visible &= ages < self.window
             # A padded query sees its own key: a softmax over nothing is NaN.
-            visible |= later == 0
+            visible |= places == places[past:, None]
             y = F.scaled_dot_product_attention(q, keys, values, attn_mask=visible.unsqueeze(1))
         y = self.out_proj(segment.at_positions(y.transpose(1, 2).flatten(-2)))
         if segment.mask is not None:
@@ -139,7 +138,7 @@ class CausalAttention(Mixer[AttentionCache]):
         if segment.return_all_states:
             # After position t the later keys are padding.
             keys, values = (part.expand(length, *part.shape) for part in (keys, values))
-            held = torch.where(later.unsqueeze(1) > 0, -1, held)
+            held = torch.where((places > places[past:, None]).unsqueeze(1), -1, held)
         elif self.window is not None and past + length >= self.window:
             latest = held.topk(self.window - 1, dim=1).indices
             keys, values = (part.take_along_dim(latest[:, None, :, None], 2) for part in (keys, values))
