@@ -389,16 +389,10 @@ class ShippoModel(ShippoPreTrainedModel):
 
     @capture_outputs
     def forward(
-        self,
-        input_ids: Tensor | None = None,
-        attention_mask: Tensor | None = None,
-        past_key_values: Cache | None = None,
-        inputs_embeds: Tensor | None = None,
-        use_cache: bool | None = None,
-        time_deltas: Tensor | None = None,
-        group: ProcessGroup | None = None,
-        **kwargs: Any,
-    ) -> BaseModelOutputWithPast:
+        self, input_ids: Tensor | None = None, attention_mask: Tensor | None = None, past_key_values: Cache | None = None,
+        inputs_embeds: Tensor | None = None, use_cache: bool | None = None, time_deltas: Tensor | None = None,
+        group: ProcessGroup | None = None, **kwargs: Any,
+    ) -> BaseModelOutputWithPast:  # fmt: skip
         """Hidden states of a segment.
 
         Args:
@@ -510,16 +504,10 @@ class ShippoForCausalLM(ShippoPreTrainedModel, GenerationMixin):
 
     @can_return_tuple
     def forward(
-        self,
-        input_ids: Tensor | None = None,
-        attention_mask: Tensor | None = None,
-        past_key_values: Cache | None = None,
-        inputs_embeds: Tensor | None = None,
-        labels: Tensor | None = None,
-        logits_to_keep: int | Tensor = 0,
-        group: ProcessGroup | None = None,
-        **kwargs: Any,
-    ) -> CausalLMOutputWithPast:
+        self, input_ids: Tensor | None = None, attention_mask: Tensor | None = None, past_key_values: Cache | None = None,
+        inputs_embeds: Tensor | None = None, labels: Tensor | None = None, logits_to_keep: int | Tensor = 0,
+        group: ProcessGroup | None = None, **kwargs: Any,
+    ) -> CausalLMOutputWithPast:  # fmt: skip
         """Logits, and the next-token loss with `labels`; other arguments as in `ShippoModel.forward`.
 
         Args:

@@ -70,7 +70,8 @@ class ShippoSpec:
     """How a `Shippo` layer is built, apart from its width."""
 
     d_state: int = 32
-    """N, slots of the memory per group; `results/defaults.json` compares 16 and 32."""
+    """N, slots of the memory per group. Recall of 16 / 32 pairs: .92 / .56 with 16, .99 / .74 with 32 (seed 10,
+    `results/defaults.json`)."""
     d_conv: int = 4
     """Taps of the short causal convolution."""
     expand: float = 2
