@@ -38,21 +38,10 @@ from shippo_ssm.scan.triton import SILENT, configs
 
 
 def shippo_cell(
-    value: Tensor,
-    write: Tensor,
-    read: Tensor,
-    step: Tensor,
-    mix: Tensor,
-    drift: Tensor,
-    right: Tensor | None = None,
-    *,
-    initial_state: CellState | None = None,
-    output_final_state: bool = False,
-    cu_seqlens: Tensor | None = None,
-    mask: Tensor | None = None,
-    group: ProcessGroup | None = None,
-    backend: str = "auto",
-) -> tuple[Tensor, CellState | None]:
+    value: Tensor, write: Tensor, read: Tensor, step: Tensor, mix: Tensor, drift: Tensor, right: Tensor | None = None, *,
+    initial_state: CellState | None = None, output_final_state: bool = False, cu_seqlens: Tensor | None = None,
+    mask: Tensor | None = None, group: ProcessGroup | None = None, backend: str = "auto",
+) -> tuple[Tensor, CellState | None]:  # fmt: skip
     """H_t = L_t (H_{t-1} + (1 - mix_t) step_t U_{t-1}) right_t + mix_t step_t U_t, y_t = read_t^T H_t, U_t = write_t value_t^T.
 
     Args:
