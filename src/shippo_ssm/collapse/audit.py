@@ -11,7 +11,6 @@ With K the map X -> (R_t X - X R_t)_t and C = sum vec(R) vec(R)^T, the mean over
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -24,7 +23,7 @@ from shippo_ssm.collapse.reduction import Array, as_family, collapse, commutator
 from shippo_ssm.layers import Mixer
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(frozen=True, slots=True)
 class ActionRow:
     """The realised right actions of one group of one layer."""
 
@@ -63,18 +62,9 @@ def audit(layer: str, group: int, actions: Tensor, tol: float | None) -> ActionR
     moves = family - np.eye(family.shape[-1])
     # The commutators of R and of R - I agree; those of R - I keep more digits.
     commutator, size = commutator_norm(moves), float((moves**2).sum()) / len(moves)
-    reduction = collapse(actions, tol)
-    return ActionRow(
-        layer=layer,
-        group=group,
-        num_actions=len(family),
-        blocks=reduction.blocks,
-        status=reduction.status,
-        residual=reduction.residual,
-        commutator=commutator,
-        relative_commutator=commutator / size if size > 0.0 else 0.0,
-        effective_rank=effective_rank(moves),
-    )
+    relative, found = commutator / size if size > 0.0 else 0.0, collapse(actions, tol)
+    form = found.blocks, found.status, found.residual
+    return ActionRow(layer, group, len(family), *form, commutator, relative, effective_rank(moves))
 
 
 def realised_actions(model: nn.Module, inputs: Any) -> dict[str, Tensor]:
@@ -82,19 +72,16 @@ def realised_actions(model: nn.Module, inputs: Any) -> dict[str, Tensor]:
 
     The model runs once, in evaluation mode, without gradients, on `inputs` as in `collapse_of_model`.
     """
-    watched = {name or type(model).__name__: module for name, module in model.named_modules() if isinstance(module, Mixer)}
-    found: dict[str, list[Tensor]] = defaultdict(list)
+    names = {module: name or type(model).__name__ for name, module in model.named_modules() if isinstance(module, Mixer)}
+    found: dict[str, list[Tensor]] = {}
 
-    def watch(name: str):
-        def hook(module: Mixer[Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-            right = module.right_actions(args[0] if args else kwargs["u"])
-            if right is not None:
-                found[name].append(right.detach().flatten(0, 1))
-
-        return hook
+    def collect(module: Mixer[Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        right = module.right_actions(args[0] if args else kwargs["u"])
+        if right is not None:
+            found.setdefault(names[module], []).append(right.detach().flatten(0, 1))
 
     args, kwargs = ((), inputs) if isinstance(inputs, Mapping) else (inputs if isinstance(inputs, Sequence) else (inputs,), {})
-    handles = [module.register_forward_pre_hook(watch(name), with_kwargs=True) for name, module in watched.items()]
+    handles = [module.register_forward_pre_hook(collect, with_kwargs=True) for module in names]
     training = {module: module.training for module in model.modules()}
     model.eval()
     try:
@@ -130,7 +117,6 @@ def collapse_of_model(model: nn.Module, inputs: Any, *, tol: float | None = None
     found = realised_actions(model, inputs)
     if not found:
         raise ValueError(
-            f"collapse_of_model: `model` is a {type(model).__name__} without right actions; expected a Shippo layer with a "
-            "right action, or a model of such layers"
+            f"collapse_of_model: `model` is a {type(model).__name__} without right actions; expected a Shippo layer with them"
         )
     return [audit(name, group, own, tol) for name, actions in found.items() for group, own in enumerate(actions.unbind(1))]

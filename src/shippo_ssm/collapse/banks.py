@@ -7,14 +7,14 @@ is block diagonal: each block of width P_i is a recurrence of its own. Write, re
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import overload
 
 import torch
 from torch import Tensor
 
 from shippo_ssm.actions import Lie
-from shippo_ssm.collapse.reduction import Reduction
+from shippo_ssm.collapse.reduction import Reduction, off_block
 from shippo_ssm.scan import Recurrence
 
 
@@ -41,27 +41,21 @@ class Banks:
 
 def block_parts(matrices: Tensor, reduction: Reduction, name: str, tol: float | None) -> list[Tensor]:
     """Diagonal blocks of Q^{-1} M Q for matrices [.., P, P]; raise if more than `tol` is outside them."""
-    width = len(reduction.basis)
+    width, basis = len(reduction.basis), reduction.basis.to(matrices)
     if matrices.ndim < 2 or matrices.shape[-2:] != (width, width):
-        raise ValueError(
-            f"bank: `{name}` has shape {tuple(matrices.shape)}; expected [.., {width}, {width}], the width of the reduction; "
-            "use the reduction of these actions"
-        )
-    basis = reduction.basis.to(matrices)
+        raise ValueError(f"bank: `{name}` has shape {tuple(matrices.shape)}; expected [.., {width}, {width}] as the reduction")
     carried = torch.linalg.solve(basis, matrices @ basis)
-    parts = [carried[..., part, part] for part in reduction.slices]
     if tol is None:
         tol = max(100.0 * reduction.residual, 1e3 * torch.finfo(matrices.dtype).eps)
-    whole = carried.detach().square().sum()
-    inside = sum(part.detach().square().sum() for part in parts)
-    outside = float(((whole - inside).clamp_min(0.0) / whole).sqrt()) if float(whole) > 0 else 0.0
-    # The difference of two sums of squares is known only up to the root of the unit roundoff.
-    if outside > max(tol, 4.0 * torch.finfo(matrices.dtype).eps ** 0.5):
+    outside = off_block(
+        matrices.detach().reshape(-1, width, width).double().cpu().numpy(), reduction.basis.numpy(), reduction.blocks
+    )
+    if outside > tol:
         raise ValueError(
             f"bank: `{name}` does not collapse along this reduction, {outside:.1e} of it lies outside the blocks "
             f"{reduction.blocks}; expected at most {tol:.1e}; use the reduction of these actions"
         )
-    return parts
+    return [carried[..., part, part] for part in reduction.slices]
 
 
 @overload
@@ -96,14 +90,8 @@ def bank(recurrence: Lie | Sequence[Tensor], reduction: Reduction, *, tol: float
     if whole.right is None:
         raise ValueError("bank: `right` is None; expected [B, T, G, P, P]; without it every channel is a bank")
     if whole.value.shape[-1] != width:
-        raise ValueError(
-            f"bank: `value` has shape {tuple(whole.value.shape)}; expected [.., {width}], the width of the reduction"
-        )
+        raise ValueError(f"bank: `value` has shape {tuple(whole.value.shape)}; expected [.., {width}] as the reduction")
     rights = block_parts(whole.right, reduction, "right", tol)
-    basis = reduction.basis.to(whole.value)
-    values = (whole.value @ basis).split(reduction.blocks, -1)
-    return Banks(
-        recurrences=tuple(whole._replace(value=value, right=right) for value, right in zip(values, rights)),
-        basis=basis,
-        blocks=reduction.blocks,
-    )
+    banks = Banks((), reduction.basis.to(whole.value), reduction.blocks)
+    parts = zip(banks.split(whole.value), rights)
+    return replace(banks, recurrences=tuple(whole._replace(value=value, right=right) for value, right in parts))

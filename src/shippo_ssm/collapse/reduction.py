@@ -18,6 +18,7 @@ family taken as exact: noise would not leave two generators with a common form t
 from __future__ import annotations
 
 import itertools
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -216,7 +217,7 @@ def invariant_subspaces(element: Array, widest: bool) -> list[Array]:
     return parts
 
 
-def off_block(matrices: Array, basis: Array, sizes: list[int]) -> float:
+def off_block(matrices: Array, basis: Array, sizes: Sequence[int]) -> float:
     """Largest norm of a Q^{-1} G_m Q outside the blocks, over the largest norm of a Q^{-1} G_m Q."""
     carried, block = carry(matrices, basis), np.repeat(np.arange(len(sizes)), sizes)
     mask = block[:, None] != block
@@ -254,7 +255,7 @@ def split_once(matrices: Array, noise: float) -> tuple[list[Array] | None, bool]
         return None, True
     if norm <= MARGIN * noise:
         # Multiples of the identity up to noise: every basis is valid.
-        return ([np.eye(width)[:, [i]] for i in range(width)], True) if norm <= 2.0 * noise else (None, False)
+        return (np.split(np.eye(width), width, 1), True) if norm <= 2.0 * noise else (None, False)
     frame, level = balance(matrices, noise)
     return split_in_frame(matrices, frame, min(noise / norm, level), level)
 
@@ -266,10 +267,8 @@ def decompose(matrices: Array, noise: float) -> tuple[list[Array], bool]:
     if parts is None:
         return [np.eye(width)], decided
     dual = np.linalg.inv(np.concatenate(parts, 1))
-    out, start = [], 0
-    for part in parts:
-        rows = dual[start : start + part.shape[1]]
-        start += part.shape[1]
+    out, ends = [], np.cumsum([part.shape[1] for part in parts])
+    for part, rows in zip(parts, np.split(dual, ends[:-1])):
         finer, certain = decompose(rows @ matrices @ part, noise * float(np.linalg.norm(rows, 2)))
         out += [np.linalg.qr(part @ basis)[0] for basis in finer]
         decided = decided and certain
@@ -288,14 +287,9 @@ def as_family(generators: Tensor | Array) -> tuple[Array, float | None]:
         given = np.asarray(generators)
         given = given.astype(np.float64, casting="unsafe" if given.dtype == object else "same_kind")
     except (TypeError, ValueError):
-        raise ValueError(
-            f"collapse: `generators` is {generators!r:.60}; expected real matrices [M, P, P] of one size; stack them, "
-            "and write complex entries as 2 x 2 blocks"
-        ) from None
+        raise ValueError(f"collapse: `generators` is {generators!r:.60}; expected real matrices [M, P, P], stacked") from None
     if given.ndim != 3 or given.shape[1] != given.shape[2] or 0 in given.shape:
-        raise ValueError(
-            f"collapse: `generators` has shape {given.shape}; expected square matrices [M, P, P] with M, P >= 1; stack them"
-        )
+        raise ValueError(f"collapse: `generators` has shape {given.shape}; expected square matrices [M, P, P] with M, P >= 1")
     if not np.isfinite(given).all():
         raise not_finite("collapse", "generators")
     return given, default if default < LARGEST_TOL else None
@@ -324,14 +318,12 @@ def collapse(generators: Tensor | Array, tol: float | None = None) -> Reduction:
     family, default = as_family(generators)
     if tol is None and default is None:
         raise ValueError(
-            "collapse: `generators` are in half precision, whose rounding hides blocks; expected float32 or float64; convert "
-            f"them before they are rounded, or pass `tol` below {LARGEST_TOL} if they are that exact"
+            "collapse: `generators` are in half precision, whose rounding hides blocks; expected float32 or float64; pass "
+            f"`tol` below {LARGEST_TOL} if they are that exact"
         )
     tol = default if tol is None else tol
     if not isinstance(tol, int | float) or not 0.0 < tol < LARGEST_TOL:
-        raise ValueError(
-            f"collapse: `tol` is {tol!r}; expected a number between 0 and {LARGEST_TOL}; it is relative to the norm"
-        )
+        raise ValueError(f"collapse: `tol` is {tol!r}; expected a number between 0 and {LARGEST_TOL}, relative to the norm")
     # Normalise: squares of 1e155 or 1e-200 overflow or underflow.
     largest = np.abs(family).max()
     if largest > 0.0:
@@ -349,7 +341,7 @@ def collapse(generators: Tensor | Array, tol: float | None = None) -> Reduction:
     bases.sort(key=lambda basis: -basis.shape[1])
     basis = np.concatenate(bases, 1)
     blocks = tuple(part.shape[1] for part in bases)
-    residual = off_block(family, basis, list(blocks))
+    residual = off_block(family, basis, blocks)
     if residual > LARGEST_RESIDUAL:
         # Errors of nested splits have added up: return the trivial form.
         basis, blocks, residual, decided = np.eye(len(basis)), (len(basis),), 0.0, False

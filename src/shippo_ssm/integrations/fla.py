@@ -48,7 +48,7 @@ class FlaShippo(nn.Module):
             hidden_states: [B, T, hidden_size].
             attention_mask: [B, T] or, with a cache, [B, all positions so far], of 0 and 1.
             past_key_values: an fla cache to continue from and to update.
-            use_cache, output_attentions: accepted and ignored; a cache that is passed is always updated.
+            use_cache, output_attentions: ignored; a cache that is passed is always updated.
             kwargs: `cu_seqlens` and `dt` [B, T] are used.
         """
         length, state = hidden_states.shape[1], None

@@ -1,11 +1,8 @@
 """SHiPPO as a Hugging Face language model (the `hf` extra): configuration, backbone and causal language model.
 
 Data path: token ids [B, T] are embedded to [B, T, hidden_size], pass num_hidden_layers pre-norm residual layers (SHiPPO, or
-attention where `layer_types` says so) and a final norm, and a linear head gives logits [B, T, vocab_size]. Between calls the
-recurrent states are kept in transformers' `DynamicCache` or `StaticCache`, one `ShippoState` per SHiPPO layer, beside the keys
-and values of attention layers; assisted generation returns to an earlier position because states are recorded while candidates
-are checked. Padding marked in `attention_mask` is the identity map. Sequences packed into one row, as
-`DataCollatorWithFlattening` does, do not see each other.
+attention where `layer_types` says so) and a final norm, and a linear head gives logits [B, T, vocab_size]. Between calls a
+`DynamicCache` or `StaticCache` holds one `ShippoState` per SHiPPO layer, beside the keys and values of attention layers.
 
 Importing this module registers the classes with `AutoConfig`, `AutoModel` and `AutoModelForCausalLM`.
 """
@@ -14,7 +11,6 @@ from __future__ import annotations
 
 import itertools
 from collections import deque
-from collections.abc import Callable
 from dataclasses import fields
 from typing import Any, NamedTuple, NoReturn
 
@@ -34,17 +30,7 @@ from transformers.utils.import_utils import is_tracing
 from transformers.utils.output_capturing import capture_outputs
 
 from shippo_ssm._expect import expect_real, expect_size
-from shippo_ssm.layers import (
-    PRESETS,
-    Block,
-    CausalAttention,
-    Controller,
-    Shippo,
-    ShippoSpec,
-    ShippoState,
-    ShortConv,
-    Stack,
-)
+from shippo_ssm.layers import PRESETS, Block, CausalAttention, Controller, Shippo, ShippoSpec, ShippoState, ShortConv, Stack
 from shippo_ssm.layers.attention import check_layer_types, resolve_layer_types
 from shippo_ssm.layers.linear import Linear
 from shippo_ssm.layers.mixer import Segment, check_segment
@@ -53,14 +39,8 @@ from shippo_ssm.layers.states import at
 from shippo_ssm.scan.distributed import SequenceShard, negotiate_shards
 
 # Options of `ShippoSpec` -> their names in transformers.
-LIBRARY_NAMES = {
-    "d_state": "state_size",
-    "d_conv": "conv_kernel",
-    "dt_min": "time_step_min",
-    "dt_max": "time_step_max",
-    "bias": "use_bias",
-    "conv_bias": "use_conv_bias",
-}
+LIBRARY_NAMES = {"d_state": "state_size", "d_conv": "conv_kernel", "dt_min": "time_step_min", "dt_max": "time_step_max"}
+LIBRARY_NAMES |= {"bias": "use_bias", "conv_bias": "use_conv_bias"}
 # Version of `ShippoConfig`; another one is refused.
 VERSION = 2
 # The label of a position that the loss ignores.
@@ -105,13 +85,11 @@ class ShippoCacheLayer(CacheLayerMixin):
         back = -tokens_to_remove
         if back < 0 or back >= max(1, len(self.past)):
             raise ValueError(
-                f"ShippoCacheLayer: `tokens_to_remove` is {tokens_to_remove} with {len(self.past)} recorded states; expected a "
-                f"number from {-max(0, len(self.past) - 1)} to 0; call activate_past_recording() first, and remove at most "
-                f"{NUM_RECORDED} positions"
+                f"ShippoCacheLayer: `tokens_to_remove` is {tokens_to_remove} with {len(self.past)} recorded states; expected "
+                f"{-max(0, len(self.past) - 1)} to 0; call activate_past_recording() first, and remove at most {NUM_RECORDED}"
             )
         if self.past:
-            self.state = self.past[-1 - back]
-            self.past = deque([self.state], maxlen=NUM_RECORDED + 1)
+            self._replace(self.past[-1 - back])
             self.num_seen -= back
 
     @property
@@ -134,21 +112,21 @@ class ShippoCacheLayer(CacheLayerMixin):
     lazy_initialization = update
 
     def reset(self) -> None:
-        self.state, self.num_seen = None, 0
-        self.past.clear()
+        self.num_seen = 0
+        self._replace(None)
 
     def reorder_cache(self, beam_idx: Tensor) -> None:
-        self._change(lambda state: state.select(beam_idx))
+        self._replace(None if self.state is None else self.state.select(beam_idx))
 
     batch_select_indices = reorder_cache
 
     def batch_repeat_interleave(self, repeats: int) -> None:
-        self._change(lambda state: state.repeat(repeats))
+        self._replace(None if self.state is None else self.state.repeat(repeats))
 
-    def _change(self, change: Callable[[ShippoState], ShippoState]) -> None:
-        if self.state is not None:
-            self.state = change(self.state)
-            self.past = deque([self.state] if self.record_past else [], maxlen=NUM_RECORDED + 1)
+    def _replace(self, state: ShippoState | None) -> None:
+        """Hold `state` in the place of the last one, and nothing of the past."""
+        self.state = state
+        self.past = deque([state] if self.record_past and state is not None else [], maxlen=NUM_RECORDED + 1)
 
 
 class ShippoStaticCacheLayer(ShippoCacheLayer, StaticLayer):
@@ -157,8 +135,7 @@ class ShippoStaticCacheLayer(ShippoCacheLayer, StaticLayer):
     def store(self, state: ShippoState, num_new: int) -> None:
         if state.cell.memory.requires_grad:
             raise ValueError(
-                "ShippoStaticCacheLayer: `state` requires grad; expected none, since a static cache is overwritten; "
-                "use a DynamicCache(config=model.config), or torch.no_grad()"
+                "ShippoStaticCacheLayer: `state` requires grad; expected none, a static cache is overwritten; use no_grad()"
             )
         if self.state is None or self.record_past:
             state = state.clone()
@@ -189,12 +166,8 @@ class ShippoConfig(PreTrainedConfig):
 
     model_type = "shippo"
     # Projections are split by their outputs and gathered: every rank runs the whole recurrence.
-    base_model_tp_plan = {  # noqa: RUF012
-        "embed_tokens": "embedding_rowwise",
-        "layers.*.mixer.in_proj": "colwise_gather_output",
-        "layers.*.mixer.out_proj": "colwise_gather_output",
-        "layers.*.mixer.controller.write_proj": "colwise_gather_output",
-        "layers.*.mixer.controller.read_proj": "colwise_gather_output",
+    base_model_tp_plan = {"embed_tokens": "embedding_rowwise"} | {
+        f"layers.*.mixer.{name}_proj": "colwise_gather_output" for name in ("in", "out", "controller.write", "controller.read")
     }
 
     vocab_size: int = 32000
@@ -231,9 +204,8 @@ class ShippoConfig(PreTrainedConfig):
     def validate_architecture(self) -> None:
         """Check the version, the sizes and the windows that the cache holds; `ShippoSpec` checks the rest."""
         if self.config_version != VERSION:
-            raise ValueError(
-                f"ShippoConfig: `config_version` is {self.config_version}; expected {VERSION}; use the release that saved it"
-            )
+            came = f"`config_version` is {self.config_version}"
+            raise ValueError(f"ShippoConfig: {came}; expected {VERSION}; use the release that saved it")
         for name in ("vocab_size", "hidden_size", "num_hidden_layers"):
             expect_size("ShippoConfig", name, getattr(self, name))
         expect_real("ShippoConfig", "layer_norm_epsilon", self.layer_norm_epsilon, "a small number, 0 or more", 0)
@@ -257,11 +229,18 @@ class ShippoConfig(PreTrainedConfig):
         return ShippoSpec(**{name: getattr(self, LIBRARY_NAMES.get(name, name)) for name in names})
 
 
-def check_mask(u: Tensor, attention_mask: Tensor | None, num_seen: int, hybrid: bool) -> None:
-    """Check that a mask covers the positions of `u` [B, T, ..], or with a cache all positions so far, as attention needs."""
-    if attention_mask is None or attention_mask.ndim != 2 or is_tracing(attention_mask):
-        return
+def padding_mask(u: Tensor, attention_mask: Tensor | None, num_seen: int, hybrid: bool) -> Tensor | None:
+    """The part [B, T] of a mask that belongs to `u` [B, T, ..]; `None` without padding.
+
+    The mask may cover the `num_seen` positions in the cache too; attention, in a `hybrid`, needs them.
+    """
+    if attention_mask is None or attention_mask.ndim != 2:
+        return None
     (batch, length), (rows, covered) = u.shape[:2], attention_mask.shape
+    mask, alone = attention_mask[:, -length:].contiguous(), length == 1
+    if is_tracing(attention_mask):
+        # A traced single position is a generated one.
+        return None if alone else mask
     least = length + num_seen if hybrid else length
     if rows != batch or covered < least or (covered != length and not num_seen):
         expected = f"[B, T] = ({batch}, {least})" + f", or up to ({batch}, {num_seen + length}) with the cache" * bool(num_seen)
@@ -269,16 +248,6 @@ def check_mask(u: Tensor, attention_mask: Tensor | None, num_seen: int, hybrid: 
             f"ShippoModel: `attention_mask` has shape ({rows}, {covered}); expected {expected}, one entry per position; "
             "pass the mask that the tokenizer returned with these tokens"
         )
-
-
-def padding_mask(u: Tensor, attention_mask: Tensor | None) -> Tensor | None:
-    """The part [B, T] of a mask of all positions so far that belongs to `u` [B, T, ..]; `None` without padding."""
-    if attention_mask is None or attention_mask.ndim != 2:
-        return None
-    mask, alone = attention_mask[:, -u.shape[1] :].contiguous(), u.shape[1] == 1
-    if is_tracing(attention_mask):
-        # A traced single position is a generated one.
-        return None if alone else mask
     return None if bool(((mask if alone else attention_mask) == 1).all()) else mask
 
 
@@ -305,7 +274,7 @@ def packed_bounds(u: Tensor, attention_mask: Tensor | None, kwargs: dict[str, An
         if len(u) > 1 or attention_mask is not None:
             raise ValueError(
                 f"ShippoModel: `{name}` starts a sequence inside a row, with padding or B = {len(u)}; expected B = 1 and no "
-                "padding where sequences are packed; put all of them into one row, as DataCollatorWithFlattening does"
+                "padding; pack all sequences into one row, as DataCollatorWithFlattening does"
             )
         return nn.functional.pad(starts[0], (1, 1), value=True).nonzero().squeeze(1)
     return None
@@ -399,15 +368,7 @@ class ShippoPreTrainedModel(PreTrainedModel):
 
 
 class ShippoModel(ShippoPreTrainedModel):
-    """Embedding, layers and final norm; returns hidden states.
-
-    Example:
-        >>> import torch
-        >>> from shippo_ssm.integrations.huggingface import ShippoConfig, ShippoModel
-        >>> model = ShippoModel(ShippoConfig(vocab_size=11, hidden_size=16, num_hidden_layers=1, state_size=8))
-        >>> model(torch.zeros(2, 3, dtype=torch.int64)).last_hidden_state.shape
-        torch.Size([2, 3, 16])
-    """
+    """Embedding, layers and final norm; returns hidden states."""
 
     def __init__(self, config: ShippoConfig) -> None:
         super().__init__(config)
@@ -428,16 +389,10 @@ class ShippoModel(ShippoPreTrainedModel):
 
     @capture_outputs
     def forward(
-        self,
-        input_ids: Tensor | None = None,
-        attention_mask: Tensor | None = None,
-        past_key_values: Cache | None = None,
-        inputs_embeds: Tensor | None = None,
-        use_cache: bool | None = None,
-        time_deltas: Tensor | None = None,
-        group: ProcessGroup | None = None,
-        **kwargs: Any,
-    ) -> BaseModelOutputWithPast:
+        self, input_ids: Tensor | None = None, attention_mask: Tensor | None = None, past_key_values: Cache | None = None,
+        inputs_embeds: Tensor | None = None, use_cache: bool | None = None, time_deltas: Tensor | None = None,
+        group: ProcessGroup | None = None, **kwargs: Any,
+    ) -> BaseModelOutputWithPast:  # fmt: skip
         """Hidden states of a segment.
 
         Args:
@@ -457,9 +412,8 @@ class ShippoModel(ShippoPreTrainedModel):
         if (input_ids is None) == (inputs_embeds is None):
             raise ValueError("ShippoModel: expected exactly one of `input_ids` and `inputs_embeds`")
         u = self.embed_tokens(input_ids) if inputs_embeds is None else inputs_embeds
-        use_cache = use_cache if use_cache is not None else bool(self.config.use_cache and not self.training)
-        use_cache = use_cache and not (self.training and self.is_gradient_checkpointing)
-        if not use_cache:
+        use_cache = bool(self.config.use_cache and not self.training) if use_cache is None else use_cache
+        if not use_cache or (self.training and self.is_gradient_checkpointing):
             past_key_values = None
         elif past_key_values is None:
             past_key_values = DynamicCache(config=self.config)
@@ -467,8 +421,7 @@ class ShippoModel(ShippoPreTrainedModel):
         num_seen = next((cache.num_seen for cache in caches if isinstance(cache, ShippoCacheLayer)), 0)
         bounds, mask, hybrid = kwargs.get("cu_seq_lens_q"), attention_mask, set(self.config.kinds) != {LAYER_TYPE}
         if group is None:
-            check_mask(u, attention_mask, num_seen, hybrid)
-            mask = padding_mask(u, attention_mask)
+            mask = padding_mask(u, attention_mask, num_seen, hybrid)
             bounds = packed_bounds(u, mask, kwargs)
         segment = check_segment(self, u, mask, bounds, group, time_deltas)
         positions = None
@@ -476,25 +429,18 @@ class ShippoModel(ShippoPreTrainedModel):
             positions = attention_positions(u, attention_mask, bounds, num_seen, kwargs.get("position_ids"))
             if bounds is not None:
                 if num_seen:
-                    raise ValueError(
-                        "ShippoModel: `past_key_values` is not empty; expected none where sequences are packed for attention"
-                    )
+                    raise ValueError("ShippoModel: `past_key_values` is not empty; expected none with packing and attention")
                 past_key_values = None
         hidden = kwargs.get("output_hidden_states", self.config.output_hidden_states)
         u = self._run(u, segment, past_key_values, attention_mask, positions, hidden)
         return BaseModelOutputWithPast(last_hidden_state=self.norm(u), past_key_values=past_key_values)
 
     def _run(
-        self,
-        u: Tensor,
-        segment: Segment,
-        past_key_values: Cache | None,
-        attention_mask: Tensor | None,
-        positions: Tensor | None,
-        hidden: Any,
-    ) -> Tensor:
-        """Run the layers over a segment and store their states in the cache: while it records, after each of the last
-        positions."""
+        self, u: Tensor, segment: Segment, past_key_values: Cache | None, attention_mask: Tensor | None,
+        positions: Tensor | None, hidden: Any,
+    ) -> Tensor:  # fmt: skip
+        """Run the layers over a segment and store their states in the cache; after each of the last positions, while it
+        records."""
         caches = [] if past_key_values is None else self._caches(past_key_values)
         length, alone = u.shape[1], segment.part is None
         record = alone and any(cache.record_past for cache in caches if isinstance(cache, ShippoCacheLayer))
@@ -506,26 +452,24 @@ class ShippoModel(ShippoPreTrainedModel):
         if hidden and len(parts) > 1:
             raise ValueError(
                 f"ShippoModel: `output_hidden_states` is set for {length} positions while the cache records the past; expected "
-                f"at most {NUM_RECORDED} and no padding; request them before activate_past_recording()"
+                f"at most {NUM_RECORDED} and no padding"
             )
-        outputs = []
+        # Nobody else holds the states in a cache: without gradients they are updated in place.
+        in_place, outputs = bool(caches) and not record and alone and not torch.is_grad_enabled(), []
         for start, stop in parts:
-            # Nobody else holds the states in a cache: without gradients they are updated in place.
             mask, dt = (None if told is None else told[:, start:stop] for told in (segment.mask, segment.dt))
-            every, owned = record and start >= first and segment.whole, bool(caches) and not record and alone
-            in_place = owned and not torch.is_grad_enabled()
+            every = record and start >= first and segment.whole
             part = segment._replace(mask=mask, dt=dt, return_all_states=every, in_place=in_place)
             inputs: list[Any] = [cache.state if isinstance(cache, ShippoCacheLayer) else cache for cache in caches]
             inputs = inputs or [None] * len(self.layers)
             if positions is not None:
                 packed = positions if segment.cu_seqlens is not None else None
+                args = (self.config, u[:, start:stop], attention_mask, past_key_values, packed)
                 for kind, make_mask in MASKS.items():
                     at_kind = [index for index, found in enumerate(self.config.kinds) if found == kind]
-                    if at_kind:
-                        args = (self.config, u[:, start:stop], attention_mask, past_key_values, packed)
-                        visible = make_mask(*args, layer_idx=at_kind[0])
-                        for index in at_kind:
-                            inputs[index] = AttentionInputs(inputs[index], visible, positions[:, start:stop])
+                    visible = make_mask(*args, layer_idx=at_kind[0]) if at_kind else None
+                    for index in at_kind:
+                        inputs[index] = AttentionInputs(inputs[index], visible, positions[:, start:stop])
             y, after = self.layers.run(u[:, start:stop], inputs, part)
             outputs.append(y)
             num_new = stop - start if segment.part is None else segment.part.total
@@ -535,34 +479,18 @@ class ShippoModel(ShippoPreTrainedModel):
                         cache.store(kept, 1 if every else num_new)
         return outputs[0] if len(outputs) == 1 else torch.cat(outputs, dim=1)
 
-    @property
-    def mixers(self) -> list[Shippo]:
-        """The SHiPPO layers inside the blocks."""
-        return [block.mixer for block in self.layers if isinstance(block.mixer, Shippo)]
-
     def _caches(self, past_key_values: Cache) -> list[Any]:
         """The layers of the cache, checked."""
         caches = past_key_values.layers
         recurrent = [isinstance(cache, ShippoCacheLayer) for cache in caches]
         if recurrent != [kind == LAYER_TYPE for kind in self.config.kinds]:
-            raise ValueError(
-                f"ShippoModel: `past_key_values` has {sum(recurrent)} SHiPPO layers of {len(caches)}; expected "
-                f"{self.config.kinds}; create it for this model, DynamicCache(config=model.config)"
-            )
+            came = f"`past_key_values` has {sum(recurrent)} SHiPPO layers of {len(caches)}"
+            raise ValueError(f"ShippoModel: {came}; expected {self.config.kinds}; use DynamicCache(config=model.config)")
         return caches
 
 
 class ShippoForCausalLM(ShippoPreTrainedModel, GenerationMixin):
-    """A `ShippoModel` with a language-model head; `generate` supports sampling, beams and left-padded batches.
-
-    Example:
-        >>> import torch
-        >>> from shippo_ssm.integrations.huggingface import ShippoConfig, ShippoForCausalLM
-        >>> model = ShippoForCausalLM(ShippoConfig(vocab_size=11, hidden_size=16, num_hidden_layers=1, state_size=8)).eval()
-        >>> ids = torch.tensor([[1, 2, 3]])
-        >>> model.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=2, do_sample=False).shape
-        torch.Size([1, 5])
-    """
+    """A `ShippoModel` with a language-model head; `generate` supports sampling, beams and left-padded batches."""
 
     _tied_weights_keys = {"lm_head.weight": "model.embed_tokens.weight"}  # noqa: RUF012
     _tp_plan = {"lm_head": "colwise_gather_output"}  # noqa: RUF012
@@ -576,17 +504,10 @@ class ShippoForCausalLM(ShippoPreTrainedModel, GenerationMixin):
 
     @can_return_tuple
     def forward(
-        self,
-        input_ids: Tensor | None = None,
-        attention_mask: Tensor | None = None,
-        past_key_values: Cache | None = None,
-        inputs_embeds: Tensor | None = None,
-        labels: Tensor | None = None,
-        use_cache: bool | None = None,
-        logits_to_keep: int | Tensor = 0,
-        group: ProcessGroup | None = None,
-        **kwargs: Any,
-    ) -> CausalLMOutputWithPast:
+        self, input_ids: Tensor | None = None, attention_mask: Tensor | None = None, past_key_values: Cache | None = None,
+        inputs_embeds: Tensor | None = None, labels: Tensor | None = None, logits_to_keep: int | Tensor = 0,
+        group: ProcessGroup | None = None, **kwargs: Any,
+    ) -> CausalLMOutputWithPast:  # fmt: skip
         """Logits, and the next-token loss with `labels`; other arguments as in `ShippoModel.forward`.
 
         Args:
@@ -599,16 +520,8 @@ class ShippoForCausalLM(ShippoPreTrainedModel, GenerationMixin):
         if group is not None:
             facts = {"T": 0 if labels is None else labels.shape[1], "`labels` are given": labels is not None}
             part = negotiate_shards("ShippoForCausalLM", group, lambda: facts)
-        outputs = self.model(
-            input_ids,
-            attention_mask=attention_mask,
-            past_key_values=past_key_values,
-            inputs_embeds=inputs_embeds,
-            use_cache=use_cache,
-            return_dict=True,
-            group=group,
-            **kwargs,
-        )
+        options = kwargs | {"return_dict": True, "group": group}
+        outputs = self.model(input_ids, attention_mask, past_key_values, inputs_embeds, **options)
         logits = self.lm_head(slice_logits_to_keep(outputs.last_hidden_state, logits_to_keep))
         loss = None
         if labels is not None:
@@ -638,10 +551,7 @@ class ShippoForCausalLM(ShippoPreTrainedModel, GenerationMixin):
 
     def init_continuous_batching(self, *args: Any, **kwargs: Any) -> NoReturn:
         """Refuse: continuous batching pages keys and values, which a recurrent model does not have."""
-        raise ValueError(
-            "ShippoForCausalLM: continuous batching is for paged keys and values; a SHiPPO model has none; use `generate` on "
-            "a left-padded batch"
-        )
+        raise ValueError("ShippoForCausalLM: continuous batching is for paged keys and values; use `generate` with padding")
 
 
 def _shift_over_ranks(labels: Tensor, part: SequenceShard) -> dict[str, Tensor]:

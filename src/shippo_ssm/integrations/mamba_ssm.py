@@ -15,13 +15,12 @@ class MambaShippo(nn.Module):
     """Shippo with the calls of `mamba_ssm.Mamba`: `forward(u, inference_params)`, `step`, `allocate_inference_cache`.
 
     The two tensors of its cache are written in place: `conv_state` [B, D, d_conv - 1] is the window of the convolution,
-    `ssm_state` [B, ..] holds the memory and the last source of a row. A call with `seqlen_offset` > 0 continues from the
-    cache with any number of tokens.
+    `ssm_state` [B, ..] holds the memory and the last source of a row.
 
     Args:
         d_model: width of input and output.
         use_fast_path: `False` selects the reference loop.
-        dt_rank, dt_init, dt_scale, dt_init_floor: accepted and ignored; the controller projects to steps directly.
+        dt_rank, dt_init, dt_scale, dt_init_floor: ignored; the controller projects to steps directly.
         layer_idx: index in the stack, required with a cache.
         options: the fields of `ShippoSpec`; d_state, d_conv, expand, dt_min, dt_max, conv_bias and bias are among them.
 
@@ -37,17 +36,9 @@ class MambaShippo(nn.Module):
     """
 
     def __init__(
-        self,
-        d_model: int,
-        *,
-        use_fast_path: bool = True,
-        dt_rank: int | str = "auto",
-        dt_init: str = "random",
-        dt_scale: float = 1.0,
-        dt_init_floor: float = 1e-4,
-        layer_idx: int | None = None,
-        **options: Any,
-    ) -> None:
+        self, d_model: int, *, use_fast_path: bool = True, dt_rank: int | str = "auto", dt_init: str = "random",
+        dt_scale: float = 1.0, dt_init_floor: float = 1e-4, layer_idx: int | None = None, **options: Any,
+    ) -> None:  # fmt: skip
         super().__init__()
         if options.get("controller_conv"):
             raise ValueError("MambaShippo: `controller_conv` is set; expected 0, since the cache has one window; leave it out")

@@ -27,11 +27,6 @@ class ShippoTrainer(Trainer):
     def get_decay_parameter_names(self, model: nn.Module) -> list[str]:
         """Names of the parameters that take weight decay."""
         # By module, not by the mark on a parameter: FSDP puts parameters of its own in their place.
-        exempt = {
-            id(p)
-            for module in model.modules()
-            if isinstance(module, NoWeightDecay)
-            for p in module.no_weight_decay_parameters()
-        }
+        exempt = {id(p) for m in model.modules() if isinstance(m, NoWeightDecay) for p in m.no_weight_decay_parameters()}
         names = {name for name, parameter in model.named_parameters() if id(parameter) in exempt}
         return [name for name in super().get_decay_parameter_names(model) if name not in names]

@@ -9,14 +9,17 @@ from shippo_ssm.engine import Emitter, register_lanes, simd
 
 
 class Conv(NamedTuple):
-    """Operands of `build_conv`: addresses of row [B, T + K - 1, D], weight [K, D], bias [D] and y [B, T, D]."""
+    """Addresses of row [B, T + K - 1, D], weight [K, D] and y [B, T, D]; of bias [D], or backward of d_row and of the gradients
+    of the weight and, behind it, of the bias by rows, d_taps [B, K + 1, D]. Backward y is dy, and the two start at zero."""
 
     row: int
     weight: int
-    bias: int
     y: int
     channels: int
     length: int
+    bias: int = 0
+    d_row: int = 0
+    d_taps: int = 0
 
 
 def build_conv(dtype: str, taps: int) -> Callable[..., None]:
@@ -24,7 +27,8 @@ def build_conv(dtype: str, taps: int) -> Callable[..., None]:
 
     @simd(dtype, register_lanes(dtype))
     def convolve(emit: Emitter, operands: Any, source: Any, target: Any) -> None:
-        row, weight, bias, y = (emit.pointer(address, dtype) for address in operands[:4])
+        row, weight, y = (emit.pointer(address, dtype) for address in operands[:3])
+        bias = emit.pointer(operands.bias, dtype)
         for d in emit.blocks(operands.channels):
             total = emit.load(bias, d)
             for tap in range(taps):
@@ -41,19 +45,6 @@ def build_conv(dtype: str, taps: int) -> Callable[..., None]:
     return kernel
 
 
-class ConvGradient(NamedTuple):
-    """Operands of `build_conv_gradient`: addresses of row and d_row [B, T + K - 1, D], weight [K, D], dy [B, T, D], and of the
-    gradients of the weight and, behind it, of the bias by rows, d_taps [B, K + 1, D]; d_row and d_taps start at zero."""
-
-    row: int
-    weight: int
-    dy: int
-    d_row: int
-    d_taps: int
-    channels: int
-    length: int
-
-
 def build_conv_gradient(dtype: str, taps: int) -> Callable[..., None]:
     """kernel(operands, start, stop), for rows start .. stop - 1:
 
@@ -62,7 +53,8 @@ def build_conv_gradient(dtype: str, taps: int) -> Callable[..., None]:
 
     @simd(dtype, register_lanes(dtype))
     def pull_back(emit: Emitter, operands: Any, source: Any, target: Any, sums: Any) -> None:
-        row, weight, dy, d_row, d_taps = (emit.pointer(address, dtype) for address in operands[:5])
+        row, weight, dy = (emit.pointer(address, dtype) for address in operands[:3])
+        d_row, d_taps = (emit.pointer(address, dtype) for address in operands[6:8])
         for d in emit.blocks(operands.channels):
             pulled = emit.load(dy, emit.at(target, d))
             for tap in range(taps):

@@ -12,12 +12,16 @@ from shippo_ssm.engine import Emitter, register_lanes, simd
 
 
 class Norm(NamedTuple):
-    """Operands of `build_norm`: addresses of u [tokens, channels], the weight [channels] and y [tokens, channels]."""
+    """Addresses of u [tokens, channels], the weight [channels] and y [tokens, channels]. Backward y is dy, and there are
+    du [tokens, channels] and the gradient of the weight by chunks of tokens, d_weight [chunks, channels], zero at the start."""
 
     u: int
     weight: int
     y: int
     channels: int
+    tokens: int
+    du: int = 0
+    d_weight: int = 0
 
 
 def build_norm(storage: str, dtype: str, eps: float) -> Callable[..., None]:
@@ -49,19 +53,6 @@ def build_norm(storage: str, dtype: str, eps: float) -> Callable[..., None]:
     return kernel
 
 
-class NormGradient(NamedTuple):
-    """Operands of `build_norm_gradient`: addresses of u, dy and du [tokens, channels], of the weight [channels], and of its
-    gradient by chunks of tokens, d_weight [chunks, channels], which starts at zero."""
-
-    u: int
-    weight: int
-    dy: int
-    du: int
-    d_weight: int
-    channels: int
-    tokens: int
-
-
 def build_norm_gradient(dtype: str, eps: float, chunk: int) -> Callable[..., None]:
     """kernel(operands, start, stop), for chunks start .. stop - 1 of `chunk` tokens: with r = 1 / sqrt(mean(u^2) + eps),
 
@@ -81,7 +72,8 @@ def build_norm_gradient(dtype: str, eps: float, chunk: int) -> Callable[..., Non
 
     @simd(dtype, lanes)
     def pull_back(emit: Emitter, operands: Any, place: Any, chunk_at: Any, factors: Any) -> None:
-        u, weight, dy, du, d_weight = (emit.pointer(address, dtype) for address in operands[:5])
+        u, weight, dy = (emit.pointer(address, dtype) for address in operands[:3])
+        du, d_weight = (emit.pointer(address, dtype) for address in operands[5:])
         for d in emit.blocks(operands.channels):
             vector = emit.load(u, emit.at(place, d))
             pulled = emit.mul(emit.load(dy, emit.at(place, d)), emit.splat(factors, 0))
@@ -103,7 +95,7 @@ def build_norm_gradient(dtype: str, eps: float, chunk: int) -> Callable[..., Non
 
 
 class Weighed(NamedTuple):
-    """A weight [rows] and weight x [rows, width] by their addresses; backward the cotangent of the latter and d_weight."""
+    """Addresses of a weight [rows] and of weight x [rows, width]; backward of the cotangent of the latter and of d_weight."""
 
     weight: int
     product: int
@@ -111,8 +103,7 @@ class Weighed(NamedTuple):
 
 
 class Rows(NamedTuple):
-    """Operands of `build_scaled`: addresses of x and d_x [rows, width], and the weights, of one weight twice the same; what a
-    kernel does not have is 0."""
+    """Addresses of x and d_x [rows, width] and the weights, of one weight twice the same; what a kernel does not have is 0."""
 
     x: int
     d_x: int

@@ -1,8 +1,8 @@
 """Causal attention with rotary positions: the layer that hybrids mix in, and the Transformer of the baselines.
 
 Data path: u [B, T, d_model] is projected to queries, keys and values [B, heads, T, d_head]; queries and keys are rotated by
-their positions; keys and values of earlier segments come first. A position counts the real tokens of its row before it, so
-padding changes nothing. Packed sequences run as a padded batch.
+their positions, which count the real tokens of a row; keys and values of earlier segments come first. Packed sequences run as
+a padded batch.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def check_layer_types(op: str, num_layers: int, layer_types: Sequence[str] | Non
     if len(layer_types) != num_layers or set(layer_types) - set(LAYER_TYPES) or "shippo" not in layer_types:
         raise ValueError(
             f"{op}: `layer_types` is {list(layer_types)}; expected {num_layers} of {', '.join(map(repr, LAYER_TYPES))}, at "
-            "least one of them 'shippo'; give one per layer, or use attention_every=4"
+            "least one of them 'shippo'"
         )
     if attention_every is not None and list(layer_types) != resolve_layer_types(num_layers, None, attention_every):
         raise ValueError(f"{op}: `layer_types` and `attention_every` differ; expected one of them; leave the other out")
@@ -79,14 +79,6 @@ class CausalAttention(Mixer[AttentionCache]):
         n_heads: number of heads.
         window: tokens that a query sees, itself included; `None` for all.
         bias: whether the projections have a bias.
-
-    Example:
-        >>> import torch
-        >>> from shippo_ssm.layers import CausalAttention
-        >>> layer, u = CausalAttention(16, 2), torch.randn(1, 5, 16)
-        >>> y, cache = layer(u[:, :4], output_state=True)
-        >>> torch.allclose(layer.step(u[:, 4], cache)[0], layer(u)[:, 4], atol=1e-5)
-        True
     """
 
     supports_all_states = True
@@ -101,7 +93,7 @@ class CausalAttention(Mixer[AttentionCache]):
             expect_size("CausalAttention", "window", window, "at least 2 tokens, or None", 2)
         if d_model % (2 * n_heads):
             raise ValueError(
-                f"CausalAttention: `d_model` is {d_model} with n_heads = {n_heads}; expected a multiple of {2 * n_heads}"
+                f"CausalAttention: `d_model` is {d_model}; expected a multiple of {2 * n_heads} for {n_heads} heads"
             )
         self.n_heads, self.d_head, self.window = n_heads, d_model // n_heads, window
         self.qkv_proj = nn.Linear(d_model, 3 * d_model, bias=bias)
@@ -120,12 +112,12 @@ class CausalAttention(Mixer[AttentionCache]):
             return segment.at_positions(packing.unpad(y)), state
         fresh = state is None
         if state is None:
-            empty = u.new_zeros(len(u), self.n_heads, 0, self.d_head)
-            state = AttentionCache(empty, empty, u.new_zeros(len(u), 0, dtype=torch.int64))
+            state = self.init_state(len(u), u)
         else:
             self._check_cache(u, state)
         past, length = state.positions.shape[1], u.shape[1]
         real = segment.mask if segment.mask is not None else torch.ones_like(u[..., 0], dtype=torch.bool)
+        places = torch.arange(past + length, device=u.device)
         counted = real.cumsum(1) + F.pad(state.positions, (1, 0), value=-1).amax(1, keepdim=True)
         q, k, v = self.project(u, counted)
         keys, values = torch.cat([state.keys.to(k), k], dim=2), torch.cat([state.values.to(v), v], dim=2)
@@ -138,18 +130,15 @@ class CausalAttention(Mixer[AttentionCache]):
             if self.window is not None:
                 visible &= ages < self.window
             # A padded query sees its own key: a softmax over nothing is NaN.
-            visible |= (
-                torch.arange(past + length, device=u.device) == torch.arange(past, past + length, device=u.device)[:, None]
-            )
+            visible |= places == places[past:, None]
             y = F.scaled_dot_product_attention(q, keys, values, attn_mask=visible.unsqueeze(1))
         y = self.out_proj(segment.at_positions(y.transpose(1, 2).flatten(-2)))
         if segment.mask is not None:
             y = torch.where(segment.at_positions(segment.mask).unsqueeze(-1), y, 0)
         if segment.return_all_states:
             # After position t the later keys are padding.
-            later = torch.arange(past + length, device=u.device) > torch.arange(past, past + length, device=u.device)[:, None]
             keys, values = (part.expand(length, *part.shape) for part in (keys, values))
-            held = torch.where(later.unsqueeze(1), -1, held)
+            held = torch.where((places > places[past:, None]).unsqueeze(1), -1, held)
         elif self.window is not None and past + length >= self.window:
             latest = held.topk(self.window - 1, dim=1).indices
             keys, values = (part.take_along_dim(latest[:, None, :, None], 2) for part in (keys, values))
@@ -167,10 +156,10 @@ class CausalAttention(Mixer[AttentionCache]):
             came = ", ".join(f"{tuple(part.shape)} {part.dtype} on {part.device}" for part in state)
             raise ValueError(
                 f"CausalAttention: `state` has {came}; expected floating keys and values and int64 positions of shapes "
-                f"{shapes} on {u.device}; the state belongs to another model or batch, make one with init_state(batch_size)"
+                f"{shapes} on {u.device}; make one with init_state(batch_size)"
             )
 
-    def init_state(self, batch_size: int) -> AttentionCache:
-        weight = self.qkv_proj.weight
-        empty = weight.new_zeros(batch_size, self.n_heads, 0, self.d_head)
-        return AttentionCache(empty, empty, torch.zeros(batch_size, 0, dtype=torch.int64, device=weight.device))
+    def init_state(self, batch_size: int, like: Tensor | None = None) -> AttentionCache:
+        like = self.qkv_proj.weight if like is None else like
+        empty = like.new_zeros(batch_size, self.n_heads, 0, self.d_head)
+        return AttentionCache(empty, empty, like.new_zeros(batch_size, 0, dtype=torch.int64))

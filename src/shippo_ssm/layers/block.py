@@ -1,8 +1,7 @@
 """Layers in a stack: a `Block` is u + mixer(norm(u)), a `Stack` is blocks one after another with their states.
 
-Data path: u [B, T, d_model] passes the blocks, each with the state of its own mixer; the states of all blocks are a list. What
-stands before the stack and behind its last norm (embeddings, heads, caches) is the model's affair: `ShippoBackbone` is a stack
-and a norm, the sequence model and the Hugging Face model put theirs around it.
+Data path: u [B, T, d_model] passes the blocks, each with the state of its own mixer; the states of all blocks are a list.
+`ShippoBackbone` is a stack and a norm; the sequence model and the Hugging Face model put embeddings, heads and caches around.
 """
 
 from __future__ import annotations
@@ -66,14 +65,6 @@ class Bidirectional(Mixer[None]):
     """y = forward_mixer(u) + reverse(backward_mixer(reverse(u))), each sequence reversed by itself.
 
     It takes whole sequences: it has no state, and cannot step.
-
-    Example:
-        >>> import torch
-        >>> from shippo_ssm import Shippo
-        >>> from shippo_ssm.layers import Bidirectional
-        >>> layer = Bidirectional(Shippo(16, d_state=8), Shippo(16, d_state=8))
-        >>> layer(torch.randn(2, 5, 16), attention_mask=torch.tensor([[1, 1, 1, 1, 1], [1, 1, 1, 0, 0]])).shape
-        torch.Size([2, 5, 16])
     """
 
     # Refused in `run`.
@@ -143,13 +134,9 @@ class Stack(nn.ModuleList):
     def run(self, u: Tensor, states: Sequence[Any] | None, segment: Segment) -> tuple[Tensor, list[Any]]:
         """u [B, T, d_model] through all blocks; the last one alone is asked at few positions, if the segment asks so."""
         if states is not None and len(states) != len(self):
-            raise ValueError(
-                f"Stack: `states` has {len(states)} entries; expected {len(self)}, one per layer; the states belong to another "
-                "model, make them with init_state(batch_size)"
-            )
+            raise ValueError(f"Stack: `states` has {len(states)} entries; expected {len(self)}, one per layer")
         after, everywhere = [], segment if segment.positions is None else segment._replace(positions=None)
-        for index, block in enumerate(self):
-            state = None if states is None else states[index]
+        for index, (block, state) in enumerate(zip(self, states or [None] * len(self))):
             asks = segment if index == len(self) - 1 else everywhere
             if self.recompute and self.training and torch.is_grad_enabled():
                 u, state = checkpoint(block, u, state, asks, output_state=True, use_reentrant=False)

@@ -6,9 +6,9 @@ With beta_t = (1 - mix_t) step_t, gamma_t = mix_t step_t and U_t = write_t value
 
 Data path: put Z_t = H_t + beta_{t+1} U_t. Then Z_t = L_t Z_{t-1} R_t + (gamma_t + beta_{t+1}) U_t is a transported scan
 with one rank-r source, started at Z_0 = H_0 + beta_1 U_0; a position is shown only gamma_t U_t of its own source, since
-y_t = read_t^T (Z_t - beta_{t+1} U_t), and beta_{t+1} belongs to a token that it must not know.
-At the end of a segment beta_{T+1} is not known yet and is taken as zero, so that the scan ends in H_T; H_T and the last
-write and value make the `CellState` from which a later segment, or a single step, continues.
+y_t = read_t^T (Z_t - beta_{t+1} U_t), and beta_{t+1} belongs to a token that it must not know. At the end of a segment
+beta_{T+1} is taken as zero, so that the scan ends in H_T; H_T and the last write and value make the `CellState` from which
+a later segment, or a single step, continues.
 
 A masked position is the identity map. It has step 0 (L = I, beta = gamma = 0), R = I, it reads nothing, and it holds the write
 and value of the last real position before it, so that the next real position still finds U_{t-1} beside it. What it was given
@@ -38,21 +38,10 @@ from shippo_ssm.scan.triton import SILENT, configs
 
 
 def shippo_cell(
-    value: Tensor,
-    write: Tensor,
-    read: Tensor,
-    step: Tensor,
-    mix: Tensor,
-    drift: Tensor,
-    right: Tensor | None = None,
-    *,
-    initial_state: CellState | None = None,
-    output_final_state: bool = False,
-    cu_seqlens: Tensor | None = None,
-    mask: Tensor | None = None,
-    group: ProcessGroup | None = None,
-    backend: str = "auto",
-) -> tuple[Tensor, CellState | None]:
+    value: Tensor, write: Tensor, read: Tensor, step: Tensor, mix: Tensor, drift: Tensor, right: Tensor | None = None, *,
+    initial_state: CellState | None = None, output_final_state: bool = False, cu_seqlens: Tensor | None = None,
+    mask: Tensor | None = None, group: ProcessGroup | None = None, backend: str = "auto",
+) -> tuple[Tensor, CellState | None]:  # fmt: skip
     """H_t = L_t (H_{t-1} + (1 - mix_t) step_t U_{t-1}) right_t + mix_t step_t U_t, y_t = read_t^T H_t, U_t = write_t value_t^T.
 
     Args:
@@ -89,39 +78,31 @@ def shippo_cell(
         # Floats of any precision are taken, and brought to one; anything else is looked at before it is cast.
         floats = isinstance(operand, Tensor) and operand.is_floating_point()
         if not floats and (name != "right" or operand is not None):
-            came = f"has dtype {operand.dtype}" if isinstance(operand, Tensor) else f"is a {type(operand).__name__}"
-            raise ValueError(f"{op}: `{name}` {came}; expected a floating tensor; convert it with torch.as_tensor or .to()")
+            raise ValueError(f"{op}: `{name}` {_came(operand)}; expected a floating tensor; convert it with .to()")
     kept, dtype = compute_dtype(value.dtype), value.dtype
     given = Recurrence(value, write, read, step, drift, right).map(lambda tensor: tensor.to(kept))
 
     def check() -> dict[str, Any]:
         if cu_seqlens is not None and mask is not None:
-            raise ValueError(
-                f"{op}: `mask` came with `cu_seqlens`; expected one of them; leave padding out of packed sequences"
-            )
+            raise ValueError(f"{op}: `mask` came with `cu_seqlens`; expected one of them; pack without padding")
         check_recurrence(op, given, None, cu_seqlens, cut=group is not None)
         sizes = {"B": value.shape[0], "T": value.shape[1], "G": value.shape[2]}
         expect_shape(op, "mix", mix, ("B", "T", "G"), sizes)
         if mask is not None:
             expect_shape(op, "mask", mask, ("B", "T"), sizes)
             if mask.dtype != torch.bool:
-                raise ValueError(
-                    f"{op}: `mask` has dtype {mask.dtype}; expected torch.bool, True at real positions; use mask.bool()"
-                )
+                raise ValueError(f"{op}: `mask` {_came(mask)}; expected torch.bool, True at real positions")
         if initial_state is not None:
-            _check_cell_state(op, initial_state, state_shapes())
+            _check_cell_state(op, initial_state, zeros())
         return describe_recurrence(given, cu_seqlens) | {
             "`initial_state` is there": initial_state is not None,
             "a gradient of `value` or another operand is asked for": asks_gradients(*given, mix, *(initial_state or ())),
         }
 
-    def state_shapes() -> dict[str, tuple[int, ...]]:
-        sequences, rank = value.shape[0] if cu_seqlens is None else cu_seqlens.shape[0] - 1, value.shape[3:-1]
-        return {
-            "memory": (sequences, value.shape[2], read.shape[-1], value.shape[-1]),
-            "write": (sequences, write.shape[2], *rank, read.shape[-1]),
-            "value": (sequences, value.shape[2], *rank, value.shape[-1]),
-        }
+    def zeros() -> CellState:
+        sequences = value.shape[0] if cu_seqlens is None else cu_seqlens.shape[0] - 1
+        shapes = (value.shape[2], read.shape[-1], value.shape[-1]), write.shape[2:], value.shape[2:]
+        return CellState(*(value.new_zeros(sequences, *shape) for shape in shapes))
 
     if group is None:
         check()
@@ -129,11 +110,8 @@ def shippo_cell(
     else:
         part = negotiate_shards(op, group, check)
         segment = Segment(mask, None if cu_seqlens is None else part.bounds(op, cu_seqlens), part=part)
-    fresh = initial_state is None
-    if initial_state is None:
-        initial_state = CellState(*(value.new_zeros(shape) for shape in state_shapes().values()))
-    before = CellState(*(tensor.to(kept) for tensor in initial_state))
-    y, after = run_cell(given.normalised(), mix.to(kept), before, segment, backend, fresh)
+    before = CellState(*(tensor.to(kept) for tensor in (zeros() if initial_state is None else initial_state)))
+    y, after = run_cell(given.normalised(), mix.to(kept), before, segment, backend, initial_state is None)
     return y.to(dtype), after if output_final_state else None
 
 
@@ -172,9 +150,7 @@ def run_cell(
         backend=backend,
     )
     assert memory is not None
-    if last_source is None and segment.cu_seqlens is None and value.shape[1]:
-        last_source = write[:, -1].view_as(before.write), value[:, -1].view_as(before.value)
-    elif last_source is None:
+    if last_source is None:
         last_source = (_last(*pair, segment.cu_seqlens) for pair in zip((write, value), before[1:]))
     return y, CellState(memory, *(tensor.to(memory.dtype) for tensor in last_source))
 
@@ -229,20 +205,10 @@ def gpu_step(*operands: Tensor | None) -> tuple[Tensor, Tensor]:
     value, read, drift, memory = (arguments[name] for name in ("value", "read", "drift", "memory"))
     batch, groups, order, width = memory.shape
     y, after = value.new_empty(batch, groups, width), torch.empty_like(memory)
-    arguments |= {
-        "y": y,
-        "after": after,
-        "groups": groups,
-        "SHARED": groups // read.shape[1],
-        "crowd": 1 << (batch * groups - 1).bit_length(),
-        "N": order,
-        "P": width,
-        "RANK": value.numel() // (batch * groups * width),
-        "HAS_RIGHT": arguments["right"] is not None,
-        "VARYING": drift.ndim == 3,
-        "DTYPE": tl.float64 if memory.dtype == torch.float64 else tl.float32,
-        "PACKED": has_packed_float32(memory),
-    }
+    arguments |= {"y": y, "after": after, "groups": groups, "SHARED": groups // read.shape[1], "N": order, "P": width}
+    arguments |= {"crowd": 1 << (batch * groups - 1).bit_length(), "RANK": value.numel() // (batch * groups * width)}
+    arguments |= {"HAS_RIGHT": arguments["right"] is not None, "VARYING": drift.ndim == 3}
+    arguments |= {"DTYPE": tl.float64 if memory.dtype == torch.float64 else tl.float32, "PACKED": has_packed_float32(memory)}
     launch_gpu(kernels.cell_step, lambda sizes: (-(-groups // sizes["BG"]), batch), arguments, step_configs(order, width))
     return y, after
 
@@ -255,10 +221,8 @@ def _(value: Tensor, *others: Any) -> Any:
 
 def step_configs(order: int, width: int) -> tuple[Any, ...]:
     """Configurations of the scan without its sizes along T."""
-    choices = configs(order, width, **SILENT)
-    return tuple(
-        config._replace(sizes=tuple(size for size in config.sizes if size[0] in ("BG", "HALVES"))) for config in choices
-    )
+    choices, kept = configs(order, width, **SILENT), ("BG", "HALVES")
+    return tuple(config._replace(sizes=tuple(size for size in config.sizes if size[0] in kept)) for config in choices)
 
 
 def _enter_part(recurrence: Recurrence, before: CellState, segment: Segment) -> tuple[CellState, tuple[Tensor, Tensor]]:
@@ -268,29 +232,33 @@ def _enter_part(recurrence: Recurrence, before: CellState, segment: Segment) -> 
     """
     assert segment.part is not None
     sources = [recurrence.write, recurrence.value]
-    windows = [kept.view(-1, 1, *tensor.shape[2:]) for kept, tensor in zip((before.write, before.value), sources)]
-    entering, after = halo(sources, windows, segment)
-    write, value = (tensor.view_as(kept) for tensor, kept in zip(entering, (before.write, before.value)))
-    last_write, last_value = (tensor.view_as(kept) for tensor, kept in zip(after, (before.write, before.value)))
+    windows = [kept.view(-1, 1, *tensor.shape[2:]) for kept, tensor in zip(before[1:], sources)]
+    (write, value), (last_write, last_value) = (
+        [tensor.view_as(kept) for tensor, kept in zip(found, before[1:])] for found in halo(sources, windows, segment)
+    )
     # A part without positions uses no source, and still answers for the one it received.
     return CellState(keep_in_graph(segment.part.first(before.memory), write, value), write, value), (last_write, last_value)
 
 
-def _check_cell_state(op: str, state: CellState, shapes: dict[str, tuple[int, ...]]) -> None:
+def _check_cell_state(op: str, state: CellState, like: CellState) -> None:
     if not isinstance(state, CellState):
-        raise ValueError(
-            f"{op}: `initial_state` is a {type(state).__name__}; expected a CellState, as an earlier call returned it"
-        )
-    for (name, shape), tensor in zip(shapes.items(), state):
-        if not isinstance(tensor, Tensor) or tuple(tensor.shape) != shape:
-            came = f"has shape {tuple(tensor.shape)}" if isinstance(tensor, Tensor) else f"is a {type(tensor).__name__}"
-            raise ValueError(f"{op}: `initial_state.{name}` {came}; expected {shape}; the state belongs to other operands")
+        raise ValueError(f"{op}: `initial_state` is a {type(state).__name__}; expected a CellState of an earlier call")
+    for name, tensor, expected in zip(CellState._fields, state, like):
+        if not isinstance(tensor, Tensor) or tensor.shape != expected.shape:
+            came = f"has shape {tuple(tensor.shape)}" if isinstance(tensor, Tensor) else _came(tensor)
+            raise ValueError(f"{op}: `initial_state.{name}` {came}; expected {tuple(expected.shape)}, that of these operands")
+
+
+def _came(thing: Any) -> str:
+    return f"has dtype {thing.dtype}" if type(thing) is Tensor else f"is a {type(thing).__name__}"
 
 
 def _last(tensor: Tensor, before: Tensor, cu_seqlens: Tensor | None) -> Tensor:
-    """`tensor` [1, T, ...] at the last position of each packed sequence, or what stood `before` an empty one, in its shape."""
-    if cu_seqlens is None or tensor.shape[1] == 0:
+    """`tensor` [B, T, ...] at the last position of each sequence, or what stood `before` an empty one, in its shape."""
+    if not tensor.shape[1]:
         return before
+    if cu_seqlens is None:
+        return tensor[:, -1].view_as(before)
     last = tensor[0, (cu_seqlens[1:] - 1).clamp_min(0).to(torch.int64)].view_as(before)
     filled = (cu_seqlens.diff() > 0).view(-1, *[1] * (last.ndim - 1))
     return torch.where(filled, last, before)

@@ -2,11 +2,9 @@
 
 Data path: the branch x [B, T, D] (through an auxiliary causal convolution, if asked for) is projected to Q sets of r writes and
 one read of N numbers each, which the transport groups share, and to four scalars per group (step, mix, write gate, read gate).
-A last projection, the right suffix, gives the K coordinates of the right action per group; it is a module of its own,
-`right_proj`, with its own bias, `right_bias`, so that the suffix can be found, frozen or zeroed by name. With `controller_rank`
-the scalars (and, if asked for, the right coordinates) are read from a narrow linear map of x, `down_proj`. The memory is not an
-argument of `forward`: controller compatibility (paper section 3.2) holds by construction. Each projection gives one contiguous
-tensor, so that none is copied on the way into the scan; the gates are factors of value and output.
+The right suffix, `right_proj` with its `right_bias`, gives the K coordinates of the right action per group. With
+`controller_rank` the scalars (and, if asked for, the right coordinates) are read from a narrow linear map of x, `down_proj`.
+The memory is not an argument of `forward`: controller compatibility (paper section 3.2) holds by construction.
 """
 
 from __future__ import annotations
@@ -92,9 +90,8 @@ class Controller(NoWeightDecay):
 
     def reset_parameters(self) -> None:
         """Steps log-uniform in [dt_min, dt_max]; right coordinates close to their start; the rest as linear layers start."""
-        for projection in (self.write_proj, self.read_proj, self.down_proj, self.scalar_proj):
-            if projection is not None:
-                projection.reset_parameters()
+        for projection in filter(None, (self.write_proj, self.read_proj, self.down_proj, self.scalar_proj)):
+            projection.reset_parameters()
         with torch.no_grad():
             if self.spec.read_init in ("write", "next"):
                 # Of several writes, the first is the one that a read finds. `Shippo` moves it on by a token for "next".

@@ -3,7 +3,6 @@
 Data path: the inputs [B, T, D] are put behind the window [B, K - 1, D] of the inputs before them (zeros at a start), and
 the K shifted copies are weighed and summed. Padded positions take no part: the real inputs of a row are moved together
 behind its window, convolved, and moved back. Packed sequences stand in one long row, each behind its own window.
-For training on the CPU `_conv_cpu.py` has the sum and its gradient as one kernel each; elsewhere it is `shifted_sums`.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ from torch import Tensor, nn
 
 from shippo_ssm.dispatch import direct_reason, is_readable
 from shippo_ssm.engine import differentiate, launch
-from shippo_ssm.layers._conv_cpu import Conv, ConvGradient, build_conv, build_conv_gradient
+from shippo_ssm.layers._conv_cpu import Conv, build_conv, build_conv_gradient
 from shippo_ssm.layers.halo import halo
 from shippo_ssm.layers.mixer import WHOLE, Segment
 
@@ -26,7 +25,7 @@ _NAMES = {torch.float32: "float32", torch.float64: "float64"}
 
 
 def shifted_sums(row: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-    """y_t = bias + sum_k weight_k row_{t+k}, [B, T, D] of row [B, T + K - 1, D]: this beats a depthwise convolution here."""
+    """y_t = bias + sum_k weight_k row_{t+k}, [B, T, D] of row [B, T + K - 1, D]; faster than a depthwise convolution."""
     length, y = row.shape[1] - len(weight) + 1, bias
     for tap, factor in enumerate(weight.unbind()):
         y = torch.addcmul(y, row[:, tap : tap + length], factor)
@@ -41,9 +40,9 @@ class _Convolved(torch.autograd.Function):
         row, weight, bias = inputs
         (batch, long, channels), taps = row.shape, len(weight)
         y = row.new_empty(batch, long - taps + 1, channels)
-        operands = Conv(row.data_ptr(), weight.data_ptr(), bias.data_ptr(), y.data_ptr(), channels, y.shape[1])
-        min_items_per_thread = _MIN_NUMBERS // channels + 1
-        launch(build_conv, y.numel() // channels, operands, min_items_per_thread, raw=True, dtype=_NAMES[row.dtype], taps=taps)
+        operands = Conv(row.data_ptr(), weight.data_ptr(), y.data_ptr(), channels, y.shape[1], bias=bias.data_ptr())
+        constants = {"dtype": _NAMES[row.dtype], "taps": taps}
+        launch(build_conv, y.numel() // channels, operands, _MIN_NUMBERS // channels + 1, raw=True, **constants)
         ctx.save_for_backward(row, weight, bias)
         return y
 
@@ -54,10 +53,10 @@ class _Convolved(torch.autograd.Function):
             return differentiate(shifted_sums, (row, weight, bias), ctx.needs_input_grad, (dy,))
         (batch, length, channels), taps, dy = dy.shape, len(weight), dy.contiguous()
         d_row, d_taps = torch.zeros_like(row), row.new_zeros(batch, taps + 1, channels)
-        addresses = (tensor.data_ptr() for tensor in (row, weight, dy, d_row, d_taps))
-        operands = ConvGradient._make((*addresses, channels, length))
-        min_items_per_thread = _MIN_NUMBERS // (length * channels) + 1
-        launch(build_conv_gradient, batch, operands, min_items_per_thread, raw=True, dtype=_NAMES[row.dtype], taps=taps)
+        addresses = [tensor.data_ptr() for tensor in (row, weight, dy, d_row, d_taps)]
+        operands = Conv._make((*addresses[:3], channels, length, 0, *addresses[3:]))
+        constants = {"dtype": _NAMES[row.dtype], "taps": taps}
+        launch(build_conv_gradient, batch, operands, _MIN_NUMBERS // (length * channels) + 1, raw=True, **constants)
         d_weight, d_bias = d_taps.sum(0).split([taps, 1])
         return d_row, d_weight, d_bias.squeeze(0)
 
@@ -138,15 +137,11 @@ class ShortConv(nn.Module):
     def _packed(self, x: Tensor, window: Tensor, cu_seqlens: Tensor) -> tuple[Tensor, Tensor]:
         """One long row: window of sequence 0, sequence 0, window of sequence 1, sequence 1, .."""
         before = self.width - 1
-        bounds = cu_seqlens.to(torch.int64)
-        count = bounds.shape[0] - 1
-        sequences = torch.arange(count, device=x.device)
-        positions = torch.arange(x.shape[1], device=x.device)
+        bounds, positions = cu_seqlens.to(torch.int64), torch.arange(x.shape[1], device=x.device)
         sequence_of = torch.searchsorted(bounds, positions, right=True) - 1
-        taps = torch.arange(before, device=x.device)
-        starts = (bounds[:-1] + sequences * before).unsqueeze(1) + taps
-        ends = (bounds[1:] + sequences * before).unsqueeze(1) + taps
-        row = x.new_zeros(x.shape[1] + count * before, x.shape[2])
+        windows = torch.arange(len(window) * before, device=x.device).view(len(window), before)
+        starts, ends = bounds[:-1, None] + windows, bounds[1:, None] + windows
+        row = x.new_zeros(x.shape[1] + len(window) * before, x.shape[2])
         row = row.index_put((positions + (sequence_of + 1) * before,), x[0]).index_put((starts,), window).unsqueeze(0)
         y = self.forward(row[:, before:], row[:, :before])[0]
         return y[:, positions + sequence_of * before], row[0, ends]

@@ -1,8 +1,8 @@
 """What stood before a part of a sequence, where earlier ranks hold it: inputs of a convolution, the last source of the cell.
 
 Data path: every rank sends the last W real items of each of its sequences, in one message, and how many of them there are. A
-window of W items moves over the parts in time order: each part pushes its own items in from the right. What it is before a part
-is what that part continues from; what it is at the end is the same on every rank. Gradients go back the same way.
+window of W items moves over the parts in time order: each part pushes its own items in from the right, and continues from what
+the window was before. Gradients go back the same way.
 """
 
 from __future__ import annotations

@@ -16,17 +16,7 @@ from shippo_ssm.layers.mixer import Mixer
 
 @contextlib.contextmanager
 def identity_right(model: nn.Module) -> Iterator[nn.Module]:
-    """R -> I: every mixer inside `model` runs without its right action while the context lasts.
-
-    Example:
-        >>> import torch
-        >>> from shippo_ssm.layers import Shippo, identity_right
-        >>> layer, u = Shippo(16, d_state=8, backend="reference"), torch.randn(1, 5, 16)
-        >>> with identity_right(layer):
-        ...     y = layer(u)
-        >>> torch.equal(y, layer(u))
-        False
-    """
+    """R -> I: every mixer inside `model` runs without its right action while the context lasts."""
     yield from _switch(model, Mixer, "use_right", False)
 
 
@@ -81,7 +71,7 @@ def debug_nans(model: nn.Module) -> Iterator[nn.Module]:
 
     def check_input(module: nn.Module, args: Any, kwargs: Any) -> None:
         # The input is looked at where it is used first, in a leaf: a container would only repeat it.
-        if not any(True for _ in module.children()):
+        if not list(module.children()):
             check(module, "input", (args, kwargs))
 
     try:

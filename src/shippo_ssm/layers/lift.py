@@ -3,8 +3,7 @@
 A fixed online memory, C' = A C + B f^T (stationary) or t C' = A C + B f^T (scaled), is a generator A, [N, N] or the N entries
 of a complex diagonal, and an input vector B [N]. With the input held constant over a step, C_k = left_k C_{k-1} + gain_k f_k^T
 is exact: left = exp(h A) and gain = int_0^h exp(s A) B ds for a step of length h of a stationary memory, and
-left = exp(log(t / s) A) and gain = (I - left) (-A)^{-1} B for a scaled one from time s to t, with left = 0 from time 0 on. All
-of it is float64.
+left = exp(log(t / s) A) and gain = (I - left) (-A)^{-1} B for a scaled one from time s to t, with left = 0 from time 0 on.
 
 Data path: the channels of u [B, T, d_model] are cut into G groups of width P; a linear map of u_t gives the coordinates of the
 right action R_t per group; the memory moves as H_t = left_t H_{t-1} R_t + gain_t u_t^T, [B, G, N, P]; each channel reads with a
@@ -29,8 +28,6 @@ from shippo_ssm.layers import states
 from shippo_ssm.layers.mixer import Mixer, Segment
 from shippo_ssm.scan import block_affine_scan
 from shippo_ssm.scan.packing import packing_of
-
-NAMES = ("legs", "legt", "s4d")
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +64,11 @@ class OnlineMemory:
         if self.scaled:
             ratios = np.divide(times - step, times, out=np.ones_like(times), where=step > 0).clip(0)
             ratios, index = np.unique(ratios, return_inverse=True)
-            left = np.array(self._scaled_left(ratios))
+            ages = -np.log(np.maximum(ratios, 1e-300))
+            if self.flow is not None:
+                left = np.array(self.flow(ratios))
+            else:
+                left = np.exp(ages[:, None] * self.A) if self.diagonal else np.stack([expm(age * self.A) for age in ages])
             left[ratios == 0] = 0
             left = left[index]
             resting = -self.B / self.A if self.diagonal else -np.linalg.solve(self.A, self.B)
@@ -87,21 +88,13 @@ class OnlineMemory:
             left, gain = both[:, :-1, :-1], both[:, :-1, -1]
         return left[index], gain[index]
 
-    def _scaled_left(self, ratios: np.ndarray) -> np.ndarray:
-        if self.flow is not None:
-            return self.flow(ratios)
-        ages = -np.log(np.maximum(ratios, 1e-300))
-        if self.diagonal:
-            return np.exp(ages[:, None] * self.A)
-        return np.stack([expm(age * self.A) if ratio else np.zeros_like(self.A) for age, ratio in zip(ages, ratios)])
-
 
 def online_memory(measure: Any, d_state: int = 32, theta: float = 64.0) -> OnlineMemory:
     """The memory that a name or an object stands for.
 
     Args:
         measure: "legs" (the whole past, scaled), "legt" (a window of `theta` tokens), "s4d" (complex diagonal
-            a_n = -1/2 + i pi n), an `OnlineMemory`, or any object with A and B: arrays [N, N] or [N] and [N], or functions of
+            a_n = -1/2 + i pi n), an `OnlineMemory`, or an object with A and B: arrays [N, N] or [N] and [N], or functions of
             time that are constant or fall as 1/t, as the measures of `shippo_ssm.projection` have them.
         d_state: N, for a name.
         theta: window of "legt", in units of time.
@@ -109,9 +102,8 @@ def online_memory(measure: Any, d_state: int = 32, theta: float = 64.0) -> Onlin
     if isinstance(measure, OnlineMemory):
         return measure
     if isinstance(measure, str):
-        if measure not in NAMES:
-            names = ", ".join(map(repr, NAMES))
-            raise ValueError(f"lift: `measure` is {measure!r}; expected one of {names}, or an object with A and B")
+        if measure not in ("legs", "legt", "s4d"):
+            raise ValueError(f"lift: `measure` is {measure!r}; expected 'legs', 'legt', 's4d' or an object with A and B")
         expect_size("lift", "d_state", d_state)
         if measure == "s4d":
             return OnlineMemory(-0.5 + 1j * np.pi * np.arange(d_state), np.ones(d_state, dtype=np.complex128))
@@ -124,12 +116,9 @@ def online_memory(measure: Any, d_state: int = 32, theta: float = 64.0) -> Onlin
     if not callable(measure.A):
         A, B = np.asarray(measure.A), np.asarray(measure.B)
         if A.shape not in ((len(B),), (len(B), len(B))):
-            raise ValueError(
-                f"lift: `measure` has A of shape {A.shape} and B of shape {B.shape}; expected [N, N] or [N], and [N]"
-            )
+            raise ValueError(f"lift: `measure` has A, B of shapes {A.shape}, {B.shape}; expected [N, N] or [N], and [N]")
         return OnlineMemory(A, B)
-    now, later = np.asarray(measure.A(1.0)), np.asarray(measure.A(2.0))
-    B = np.asarray(measure.B(1.0))
+    now, later, B = map(np.asarray, (measure.A(1.0), measure.A(2.0), measure.B(1.0)))
     if np.allclose(now, later, rtol=1e-12, atol=0):
         return OnlineMemory(now, B)
     if np.allclose(now, 2 * later, rtol=1e-12, atol=0):
@@ -171,13 +160,10 @@ class LiftedMemory(Mixer[LiftState]):
         for name, size in (("d_model", d_model), ("group_width", group_width)):
             expect_size("lift", name, size)
         if d_model % group_width:
-            raise ValueError(
-                f"lift: `group_width` is {group_width} with d_model = {d_model}; expected a divisor of d_model; choose another"
-            )
+            raise ValueError(f"lift: `group_width` is {group_width} with d_model = {d_model}; expected a divisor of d_model")
         expect_real("lift", "step", step, "a positive time between tokens", 0, open_end=True)
         self.memory, self.group_width, self.interval = memory, group_width, step
-        self.num_groups = d_model // group_width
-        self.right = get_family(right, group_width)
+        self.num_groups, self.right = d_model // group_width, get_family(right, group_width)
         self.right_proj, self.right_bias = None, None
         if self.right.num_coordinates:
             self.right_proj = nn.Linear(d_model, self.num_groups * self.right.num_coordinates, bias=False)
@@ -189,33 +175,29 @@ class LiftedMemory(Mixer[LiftState]):
         self.read = nn.Parameter(torch.randn(parts, self.num_groups, memory.order, group_width) / memory.order**0.5)
         self.skip = nn.Parameter(torch.ones(d_model))
 
-    @property
-    def is_complex(self) -> bool:
-        """Whether the memory is complex."""
-        return self.read.shape[0] == 2
-
     def init_state(self, batch_size: int) -> LiftState:
         """An empty memory."""
         dtype = compute_dtype(self.read.dtype)
         shape = (batch_size, self.num_groups, self.memory.order, self.group_width)
-        memory = torch.zeros(shape, dtype=dtype.to_complex() if self.is_complex else dtype, device=self.read.device)
-        return LiftState(memory, torch.zeros(batch_size, dtype=torch.float64, device=self.read.device))
+        memory = self.read.new_zeros(shape, dtype=dtype.to_complex() if len(self.read) == 2 else dtype)
+        return LiftState(memory, self.read.new_zeros(batch_size, dtype=torch.float64))
 
     def run(self, u: Tensor, state: LiftState | None, segment: Segment) -> tuple[Tensor, LiftState]:
         mask, dt = segment.mask, segment.dt
         packing = None if segment.cu_seqlens is None else packing_of(segment.cu_seqlens)
-        if dt is None and (mask is not None or packing is not None):
-            # No time passes at padding, and nothing happens.
-            dt = torch.ones_like(u[..., 0]) if mask is None else mask.to(u.dtype)
-        if packing is not None and dt is not None:
-            u, dt = packing.pad(u), packing.pad(dt)
+        # No time passes at padding, and nothing happens.
+        if dt is None and mask is not None:
+            dt = mask.to(u.dtype)
+        if packing is not None:
+            dt = packing.pad(torch.ones_like(u[..., 0]) if dt is None else dt)
+            u = packing.pad(u)
         fresh = self.init_state(u.shape[0])
         if state is None:
             state = fresh
         elif not isinstance(state, LiftState) or state.memory.shape != fresh.memory.shape:
             raise ValueError(
-                f"LiftedMemory: `state` does not fit; expected a LiftState with memory {tuple(fresh.memory.shape)}; "
-                "the state belongs to another model or batch, make one with init_state(batch_size)"
+                f"LiftedMemory: `state` does not fit; expected a LiftState with memory {tuple(fresh.memory.shape)}; the state "
+                "belongs to another model or batch"
             )
         y, state = self._move(u, state, dt)
         return (y if mask is None else y * mask.unsqueeze(-1)) if packing is None else packing.unpad(y), state
@@ -230,8 +212,7 @@ class LiftedMemory(Mixer[LiftState]):
         return self.right(coords, step.unsqueeze(-1).expand(coords.shape[:-1]))
 
     def _move(self, u: Tensor, state: LiftState, dt: Tensor | None) -> tuple[Tensor, LiftState]:
-        batch, length = u.shape[:2]
-        if not length:
+        if not u.shape[1]:
             return u, state
         dtype = state.memory.dtype
         value = u.unflatten(-1, (self.num_groups, self.group_width)).to(dtype)
@@ -240,18 +221,15 @@ class LiftedMemory(Mixer[LiftState]):
         left, gain = self._steps(times, None if dt is None else passed, dtype)
         right = self.right_actions(u, dt)
         # The scan takes [B, G, T, ...]: every group has its own frame and the same left factor.
-        groups = (batch, self.num_groups, length)
-        left = left.unsqueeze(1).expand(*groups, *left.shape[2:])
+        left = left.unsqueeze(1).expand(-1, self.num_groups, *left.shape[1:])
         update = gain[:, None, :, :, None] * value.transpose(1, 2).unsqueeze(-2)
         right = None if right is None else right.transpose(1, 2).to(dtype)
         # A dense left factor is cheaper one step after another than as products of products.
         backend = "associative" if self.memory.diagonal else "reference"
         memories = block_affine_scan(left, right, update, initial_state=state.memory, backend=backend)
         read = self.read.to(compute_dtype(self.read.dtype))
-        parts = [memories.real, memories.imag] if self.is_complex else [memories]
-        signs = [1.0, -1.0]
-        y = sum(sign * torch.einsum("bgtnp,gnp->btgp", part, c) for sign, part, c in zip(signs, parts, read))
-        assert isinstance(y, Tensor)
+        parts = [memories.real, -memories.imag] if memories.is_complex() else [memories]
+        y: Any = sum(torch.einsum("bgtnp,gnp->btgp", part, c) for part, c in zip(parts, read))
         y = y.flatten(-2).to(u.dtype) + self.skip.to(u.dtype) * u
         return y, LiftState(memories[:, :, -1], times[:, -1])
 
@@ -301,9 +279,8 @@ def lift(
         theta: window of "legt" in units of time.
 
     Returns:
-        A `LiftedMemory`, with `forward`, `step` and `init_state` as a `Shippo` layer has them. Times between samples (`dt`)
-        are exact for every measure and get no gradient; a dense measure takes one matrix exponential for each length that
-        occurs, so times on a grid are faster.
+        A `LiftedMemory`. Times between samples (`dt`) are exact and get no gradient; a dense measure takes one matrix
+        exponential for each length that occurs, so times on a grid are faster.
     """
     if step is None:
         step = 0.01 if measure == "s4d" else 1.0

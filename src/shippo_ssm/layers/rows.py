@@ -1,4 +1,4 @@
-"""Operations on the rows of a tensor, with one pass over memory forward and one backward on the CPU: RMS norm, and scaling.
+"""RMS norm and scaling of the rows of a tensor, with one pass over memory forward and one backward on the CPU.
 
 Where torch has to see the formula (a compiler, a transform, a second derivative), or where tensors are not plain CPU numbers
 of one dtype, the operations are torch's. `_rows_cpu.py` has the kernels.
@@ -15,15 +15,7 @@ from torch.autograd.function import FunctionCtx
 
 from shippo_ssm.dispatch import direct_reason, is_readable
 from shippo_ssm.engine import allocate, differentiate, launch
-from shippo_ssm.layers._rows_cpu import (
-    Norm,
-    NormGradient,
-    Rows,
-    Weighed,
-    build_norm,
-    build_norm_gradient,
-    build_scaled,
-)
+from shippo_ssm.layers._rows_cpu import Norm, Rows, Weighed, build_norm, build_norm_gradient, build_scaled
 from shippo_ssm.layers.weight_decay import NoWeightDecay
 
 # Numbers that are worth a thread, tokens whose part of the weight's gradient is summed one after another, and the widest row
@@ -38,10 +30,10 @@ class _Normed(torch.autograd.Function):
     @staticmethod
     def forward(ctx: FunctionCtx | None, *inputs: Any) -> Tensor:
         u, weight, eps = inputs
-        y, channels, storage = torch.empty_like(u), u.shape[-1], _NAMES[u.dtype]
-        operands = Norm(u.data_ptr(), weight.data_ptr(), y.data_ptr(), channels)
+        y, channels, tokens, storage = torch.empty_like(u), u.shape[-1], u.numel() // u.shape[-1], _NAMES[u.dtype]
+        operands = Norm(u.data_ptr(), weight.data_ptr(), y.data_ptr(), channels, tokens)
         constants = {"storage": storage, "dtype": "float32" if storage == "bfloat16" else storage, "eps": eps}
-        launch(build_norm, u.numel() // channels, operands, _MIN_NUMBERS // channels + 1, raw=True, **constants)
+        launch(build_norm, tokens, operands, _MIN_NUMBERS // channels + 1, raw=True, **constants)
         if ctx is not None:
             ctx.save_for_backward(u, weight)
             vars(ctx)["eps"] = eps
@@ -60,11 +52,10 @@ class _Normed(torch.autograd.Function):
         tokens, dy, du = u.numel() // channels, dy.contiguous(), torch.empty_like(u)
         chunks = -(-tokens // _CHUNK)
         d_weight = u.new_zeros(chunks, channels)
-        addresses = (tensor.data_ptr() for tensor in (u, weight, dy, du, d_weight))
-        operands = NormGradient._make((*addresses, channels, tokens))
-        min_items_per_thread = _MIN_NUMBERS // (channels * _CHUNK) + 1
+        addresses = [tensor.data_ptr() for tensor in (u, weight, dy, du, d_weight)]
+        operands = Norm._make((*addresses[:3], channels, tokens, *addresses[3:]))
         constants = {"dtype": _NAMES[u.dtype], "eps": ctx.eps, "chunk": _CHUNK}
-        launch(build_norm_gradient, chunks, operands, min_items_per_thread, raw=True, **constants)
+        launch(build_norm_gradient, chunks, operands, _MIN_NUMBERS // (channels * _CHUNK) + 1, raw=True, **constants)
         return du, d_weight.sum(0), None
 
 
@@ -73,15 +64,13 @@ class RMSNorm(nn.RMSNorm):
 
     def forward(self, input: Tensor) -> Tensor:
         weight, eps = self.weight, self.eps
-        if input.dtype not in _NAMES or eps is None or direct_reason(input, weight):
-            return super().forward(input)
-        if weight.shape != input.shape[-1:] or not weight.is_contiguous():
-            return super().forward(input)
-        if torch.is_grad_enabled() and input.dtype != torch.bfloat16:
-            return _Normed.apply(input.contiguous(), weight, eps)  # pyright: ignore[reportReturnType]
-        if torch.is_grad_enabled() or not input.is_contiguous():
-            return super().forward(input)
-        return _Normed.forward(None, input, weight, eps)
+        fits = input.dtype in _NAMES and eps is not None and not direct_reason(input, weight)
+        if fits and weight.shape == input.shape[-1:] and weight.is_contiguous():
+            if torch.is_grad_enabled() and input.dtype != torch.bfloat16:
+                return _Normed.apply(input.contiguous(), weight, eps)  # pyright: ignore[reportReturnType]
+            if not torch.is_grad_enabled() and input.is_contiguous():
+                return _Normed.forward(None, input, weight, eps)
+        return super().forward(input)
 
 
 class NoDecayNorm(NoWeightDecay, RMSNorm):
@@ -93,8 +82,7 @@ class NoDecayNorm(NoWeightDecay, RMSNorm):
 def scaled(x: Tensor, *weights: Tensor) -> tuple[Tensor, ...]:
     """weight x for each of one or two weights [..] and rows x [.., (r,) P]; the axes that a weight lacks are the last of x.
 
-    torch broadcasts a number over the few channels of a group slowly, and so is its gradient; a kernel makes each pass one over
-    memory.
+    torch is slow at broadcasting a number over the few channels of a group, and at its gradient.
     """
     wide = x.shape[weights[0].ndim :].numel() > _MAX_WIDTH
     if wide or x.dtype not in (torch.float32, torch.float64) or direct_reason(x, *weights):
@@ -133,6 +121,6 @@ class _Scaled(torch.autograd.Function):
         gradients += [torch.empty_like(weight) for weight in weights]
         weighed = [Weighed._make(t.data_ptr() for t in each) for each in zip(weights, cotangents, gradients[1:])]
         operands = Rows(x.data_ptr(), gradients[0].data_ptr(), weighed[0], weighed[-1])
-        count, min_items_per_thread = weights[0].numel(), _MIN_NUMBERS // ctx.sizes["width"] + 1
-        launch(build_scaled, count, operands, min_items_per_thread, raw=True, **ctx.sizes, backward=True)
+        count, min_items = weights[0].numel(), _MIN_NUMBERS // ctx.sizes["width"] + 1
+        launch(build_scaled, count, operands, min_items, raw=True, **ctx.sizes, backward=True)
         return tuple(gradients)

@@ -1,15 +1,9 @@
 """The options of the layer, once: `Shippo`, the experiments' models and the Hugging Face configuration take them from here.
 
 How a layer starts decides whether it learns. A right action's angle is step x coordinate and a source's weight is step x mix,
-so time is counted in tokens: steps start at one, and the drift forgets between one token and `memory_length` tokens. The
-convolution starts as the identity of the present token, values pass in and out unchanged in direction (`in_init`,
-`out_init`), a key reads where it wrote, what is read is normalised, and the right action starts close to the identity.
-
-`PRESETS` has a word for each use. "tracking" is the default: it learns what tokens do to a state. "language" is for text:
-text lives from neighbours, so a part of the channels sees the token before, and right actions may forget. A layer that has to
-learn what tokens do must not begin with that: it would learn pairs of tokens by heart instead.
-`PAPER_GEOMETRY` gives every transport group its own write and read vectors, as the paper has it. `PAPER_START` is the start of
-a Mamba-style layer, as the first version of this library had it.
+so time is counted in tokens: steps start at one. Of the `PRESETS`, "tracking", the default, learns what tokens do to a state;
+"language" is for text: a part of the channels sees the token before, and right actions may forget. A layer that has to learn
+what tokens do must not begin with that: it would learn pairs of tokens by heart instead.
 """
 
 from __future__ import annotations
@@ -23,7 +17,7 @@ from shippo_ssm._expect import expect_fields, expect_real, expect_size
 from shippo_ssm.actions import RightAction
 from shippo_ssm.dispatch import SCAN_BACKENDS, unknown_backend
 
-# The previous start, as arguments: Shippo(d_model, **PAPER_START).
+# The start of a Mamba-style layer, as arguments: Shippo(d_model, **PAPER_START).
 PAPER_START: dict[str, Any] = {
     "right": "split", "bounded": False, "learnable_initial_state": False, "initial_state_std": 1.0, "drift_init": "s4d-real",
     "dt_min": 0.001, "dt_max": 0.1, "in_init": "random", "conv_init": "random", "read_init": "random", "read_norm": False,
@@ -76,8 +70,8 @@ class ShippoSpec:
     """How a `Shippo` layer is built, apart from its width."""
 
     d_state: int = 32
-    """N, slots of the memory per group. Recall of 16 / 32 pairs: .92 / .56 with 16, .99 / .74 with 32; A5 at 256 and 1,024:
-    1.00 and .94 with 16, .98 and .97 with 32 (seed 10, `results/defaults.json`)."""
+    """N, slots of the memory per group. Recall of 16 / 32 pairs: .92 / .56 with 16, .99 / .74 with 32 (seed 10,
+    `results/defaults.json`)."""
     d_conv: int = 4
     """Taps of the short causal convolution."""
     expand: float = 2
@@ -90,13 +84,12 @@ class ShippoSpec:
     _: KW_ONLY
     num_bc_groups: int | None = 1
     """Q, sets of write and read vectors, each shared by G / Q transport groups (Mamba-2's ngroups); `None` gives every
-    transport group its own, as in the paper. Prototype on text: 1.829 bits at 742 k weights, 1.870 at 684 k with None."""
+    transport group its own, as in the paper."""
     controller_rank: int | None = 16
-    """Width of a linear bottleneck in front of the step, mix and gates of all groups; `None` projects them in full. Beside the
-    full projection it saves a quarter of the weights; `benchmarks/defaults.py` compares both."""
+    """Width of a linear bottleneck in front of the step, mix and gates of all groups, which saves a quarter of the weights;
+    `None` projects them in full."""
     low_rank_right: bool = False
-    """Whether the right coordinates pass that bottleneck as well. Prototype with 16: text does not mind (1.837 bits at
-    464 k), A5 words fail on one seed of two."""
+    """Whether the right coordinates pass that bottleneck as well: text does not mind, words of A5 fail on some seeds."""
     bounded: bool = True
     """Hold ||R||_2 <= 1 also in the families that can grow (split, structured, dense): a memory then cannot blow up."""
     write_rank: int = 1
@@ -122,10 +115,10 @@ class ShippoSpec:
     in the input shares a group) or "random"."""
     conv_init: str = "identity"
     """How the short convolution starts: as the "identity" of the present token; "staggered", the first d_model channels as the
-    present token, the next d_model as the token before, and so on; or "random", which smears neighbours into it."""
+    present token, the next d_model as the token before, and so on; or "random"."""
     read_init: str = "write"
     """How the read projection starts: as the "write" projection, so that a key finds what it wrote; as "next", so that it finds
-    what was written one token later (where a "staggered" convolution shows a write the token before it); or "random"."""
+    what was written one token later (with a "staggered" convolution); or "random"."""
     read_norm: bool = True
     """Whether what is read is RMS-normalised over D, before skip and gate: it then has a scale whatever the memory holds."""
     out_init: str = "transpose"
@@ -163,8 +156,7 @@ class ShippoSpec:
             raise ValueError(f"Shippo: `expand` is {self.expand} with d_model = {d_model}; expected a whole number of channels")
         if channels % self.group_width:
             raise ValueError(
-                f"Shippo: `group_width` is {self.group_width} with d_model * expand = {channels} channels; expected a divisor "
-                f"of {channels}; choose another group_width or expand"
+                f"Shippo: `group_width` is {self.group_width} with d_model * expand = {channels} channels; expected a divisor"
             )
         return channels
 
@@ -172,10 +164,8 @@ class ShippoSpec:
         """Q, the sets of write and read vectors of `num_groups` transport groups."""
         sets = self.num_bc_groups or num_groups
         if num_groups % sets:
-            raise ValueError(
-                f"Shippo: `num_bc_groups` is {sets} with {num_groups} transport groups; expected a divisor of {num_groups}, or "
-                "None for one per group"
-            )
+            wanted = f"a divisor of {num_groups}, or None for one per group"
+            raise ValueError(f"Shippo: `num_bc_groups` is {sets} with {num_groups} transport groups; expected {wanted}")
         return sets
 
 

@@ -27,6 +27,11 @@ def cross_matrix(vector: Tensor) -> Tensor:
     return torch.stack([zero, -z, y, z, zero, -x, -y, x, zero], -1).unflatten(-1, (3, 3))
 
 
+def start_at_zero(steps: np.ndarray) -> np.ndarray:
+    """The times [B, T + 1] of steps [B, T]."""
+    return np.cumsum(np.pad(steps, ((0, 0), (1, 0))), axis=1)
+
+
 class StreamingLayer(nn.Module):
     """C_t [N, d] of all samples so far, in the frame of sample t: the numbers of `StreamingMemory`, differentiable.
 
@@ -56,19 +61,15 @@ class StreamingLayer(nn.Module):
             dt: [B, T] or [T], or a number: time since the previous sample; default 1 / rate. No gradient.
             turn: motion since the previous sample: rotation vectors [B, T, 3], or logarithms of step matrices [B, T, w, w].
         """
+        lead, came = sample.shape[:2], tuple(sample.shape)
         if sample.ndim != 3 or sample.shape[-1] != self.channels or not sample.shape[1]:
-            raise ValueError(
-                f"StreamingLayer: `sample` has shape {tuple(sample.shape)}; expected [B, T, {self.channels}], T >= 1"
-            )
-        lead = sample.shape[:2]
+            raise ValueError(f"StreamingLayer: `sample` has shape {came}; expected [B, T, {self.channels}], T >= 1")
         if dt is None and self.rate is None:
             raise ValueError("StreamingLayer: `dt` is missing; expected the time since the previous sample; or pass rate=")
         steps = 1 / self.rate if dt is None and self.rate else dt.detach().cpu() if isinstance(dt, Tensor) else dt
         steps = np.broadcast_to(np.asarray(steps, dtype=float), lead)
         if not ((steps >= 0) & (steps < np.inf)).all():
-            raise ValueError(
-                "StreamingLayer: `dt` is negative or not finite; expected times >= 0: time goes forward; sort the samples"
-            )
+            raise ValueError("StreamingLayer: `dt` is negative or not finite; expected times >= 0; sort the samples")
         if turn is not None and (turn.shape[:2] != lead or turn.shape[2:] not in ((3,), (turn.shape[-1],) * 2)):
             raise ValueError(
                 f"StreamingLayer: `turn` has shape {tuple(turn.shape)}; expected rotation vectors {(*lead, 3)} or "
@@ -77,10 +78,8 @@ class StreamingLayer(nn.Module):
         generator = cross_matrix(turn) if turn is not None and turn.ndim == 3 else turn
         width = 1 if generator is None else generator.shape[-1]
         if self.channels % width:
-            raise ValueError(
-                f"StreamingLayer: `turn` has {width} axes for {self.channels} channels; expected a divisor of them"
-            )
-        times = np.cumsum(np.concatenate([np.zeros((lead[0], 1)), steps], axis=1), axis=1)
+            raise ValueError(f"StreamingLayer: `turn` has {width} axes; expected a divisor of {self.channels} channels")
+        times = start_at_zero(steps)
         values = sample.unflatten(-1, (-1, width))
         present = values.isfinite().all(-1, keepdim=True)
         values = torch.where(present, values, 0.0)
@@ -90,7 +89,7 @@ class StreamingLayer(nn.Module):
         if cut is not None:
             which, begin, end = cut
             steps = steps[:, which] * (end - begin)
-            times = np.cumsum(np.concatenate([np.zeros((lead[0], 1)), steps], axis=1), axis=1)
+            times = start_at_zero(steps)
             low, high = (torch.from_numpy(share).to(values)[..., None, None] for share in (begin, end))
             first, second, present = before[:, which], values[:, which], present[:, which]
             before, values = (first + share * (second - first) for share in (low, high))

@@ -65,8 +65,7 @@ def weight_decay_groups(model: nn.Module, weight_decay: float, right_lr: float |
         model: any module.
         weight_decay: weight decay of the first group.
         right_lr: a learning rate of their own for the parameters of right actions, in two more groups. Everything stored feels
-            a change of a right action once per token: where a task first has to learn recall over many tokens, a tenth of the
-            other learning rate keeps stored values in place.
+            a change of a right action once per token: a tenth of the other learning rate keeps stored values in place.
     """
     trained = [p for p in model.parameters() if p.requires_grad]
     groups = [

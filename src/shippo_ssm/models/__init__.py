@@ -22,27 +22,10 @@ if TYPE_CHECKING:
     from shippo_ssm.models.hf import ShippoModel as ShippoModel
 
 __all__ = [
-    "MIXERS",
-    "AttentionCache",
-    "CausalAttention",
-    "FlaShippo",
-    "FreeMixer",
-    "GRUMixer",
-    "Heads",
-    "LSTMMixer",
-    "MambaShippo",
-    "PrefixCache",
-    "SequenceConfig",
-    "SequenceModel",
-    "Verdict",
-    "count_parameters",
-    "load_checkpoint",
-    "read_checkpoint",
-    "save_checkpoint",
-    "speculate",
-    "transformer_block",
-    "verify",
-]
+    "MIXERS", "AttentionCache", "CausalAttention", "FlaShippo", "FreeMixer", "GRUMixer", "Heads", "LSTMMixer",
+    "MambaShippo", "PrefixCache", "SequenceConfig", "SequenceModel", "Verdict", "count_parameters", "load_checkpoint",
+    "read_checkpoint", "save_checkpoint", "speculate", "transformer_block", "verify",
+]  # fmt: skip
 
 
 def __getattr__(name: str) -> Any:

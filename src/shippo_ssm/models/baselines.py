@@ -6,7 +6,6 @@ import importlib
 from dataclasses import replace
 from typing import Any
 
-import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
@@ -91,9 +90,8 @@ class FreeMixer(Mixer[ShippoState]):
         self.memory = Shippo(d_model, spec=replace(spec, right="none"), layer_idx=layer_idx)
         self.decoder = nn.Linear(d_model, d_model, bias=False)
         # Both bases start as the identity: the baseline starts as the layer inside.
-        with torch.no_grad():
-            nn.init.eye_(self.encoder.weight)
-            nn.init.eye_(self.decoder.weight)
+        nn.init.eye_(self.encoder.weight)
+        nn.init.eye_(self.decoder.weight)
 
     def run(self, u: Tensor, state: ShippoState | None, segment: Segment) -> tuple[Tensor, ShippoState]:
         y, after = self.memory(self.encoder(u), state, segment, output_state=True)
@@ -119,8 +117,7 @@ class SwiGLU(nn.Module):
 
 def transformer_block(d_model: int, n_heads: int, norm_eps: float = 1e-5, dropout: float = 0.0, mlp: str = "swiglu") -> Block:
     """A causal pre-norm Transformer block: attention, then "swiglu", or a "gelu" MLP of width 4 d_model, with biases."""
-    attention = CausalAttention(d_model, n_heads, bias=mlp == "gelu")
-    if mlp == "swiglu":
-        return Block(attention, SwiGLU(d_model), norm_eps=norm_eps, dropout=dropout)
-    wide = nn.Sequential(nn.Linear(d_model, 4 * d_model), nn.GELU(), nn.Linear(4 * d_model, d_model))
-    return Block(attention, wide, norm_eps=norm_eps, dropout=dropout)
+    attention, wide = CausalAttention(d_model, n_heads, bias=mlp == "gelu"), 4 * d_model
+    gelu = mlp == "gelu"
+    inside = nn.Sequential(nn.Linear(d_model, wide), nn.GELU(), nn.Linear(wide, d_model)) if gelu else SwiGLU(d_model)
+    return Block(attention, inside, norm_eps=norm_eps, dropout=dropout)

@@ -1,8 +1,7 @@
 """Checkpoints of a `SequenceModel`: a folder with `model.safetensors` and `config.json`. Loading never unpickles.
 
-The configuration goes to JSON field by field, with the format's version and the caller's notes; the tensors go to safetensors
-under their state-dict names. Loading checks keys, types, names, sizes and dtypes before it builds a model. A custom embedding
-or head is code, not data: pass it to `load_checkpoint` again.
+Loading checks keys, types, names, sizes and dtypes before it builds a model. A custom embedding or head is code, not data: pass
+it to `load_checkpoint` again.
 """
 
 from __future__ import annotations
@@ -36,15 +35,6 @@ def save_checkpoint(model: SequenceModel, path: str | Path, *, notes: dict[str, 
         model: a `SequenceModel`.
         path: the folder.
         notes: JSON data, such as the seed and the step.
-
-    Example:
-        >>> import tempfile, torch
-        >>> from shippo_ssm.models import SequenceConfig, SequenceModel, load_checkpoint, save_checkpoint
-        >>> model = SequenceModel(SequenceConfig(mixer="gru", d_model=8, n_layers=1, vocab_size=5))
-        >>> with tempfile.TemporaryDirectory() as folder:
-        ...     again = load_checkpoint(save_checkpoint(model, folder))
-        >>> torch.equal(again.in_proj.weight, model.in_proj.weight)
-        True
     """
     folder = Path(path)
     folder.mkdir(parents=True, exist_ok=True)
@@ -59,9 +49,7 @@ def read_checkpoint(path: str | Path) -> tuple[SequenceConfig, dict[str, Any]]:
     """The configuration and the notes of the checkpoint in the folder `path`, without its tensors."""
     file = Path(path) / "config.json"
     if not file.is_file():
-        raise ValueError(
-            f"read_checkpoint: `path` is {str(path)!r}, which has no config.json; expected a folder of save_checkpoint"
-        )
+        raise ValueError(f"read_checkpoint: {str(path)!r} has no config.json; expected a folder of save_checkpoint")
     try:
         header = json.loads(file.read_text(encoding="utf-8"))
     # Bytes that are not text, text that is not JSON, or nesting without end.
@@ -75,10 +63,9 @@ def read_checkpoint(path: str | Path) -> tuple[SequenceConfig, dict[str, Any]]:
     if not isinstance(config, dict) or not isinstance(notes, dict):
         raise ValueError(f"read_checkpoint: {file} lacks `config`, or it or `notes` is not an object; save the model again")
     known = {field.name: field.type for field in dataclasses.fields(SequenceConfig)}
-    unknown, missing = sorted(set(config) - set(known)), sorted(set(known) - set(config))
-    if unknown:
+    if unknown := sorted(set(config) - set(known)):
         raise ValueError(f"read_checkpoint: {file} has unknown keys {unknown}; expected some of {sorted(known)}")
-    if missing:
+    if missing := sorted(set(known) - set(config)):
         raise ValueError(f"read_checkpoint: {file} lacks the keys {missing} of `config`; save the model again")
     for name, kind in known.items():
         if kind == "bool" and not isinstance(config[name], bool):
@@ -87,11 +74,7 @@ def read_checkpoint(path: str | Path) -> tuple[SequenceConfig, dict[str, Any]]:
 
 
 def load_checkpoint(
-    path: str | Path,
-    *,
-    embedding: nn.Module | None = None,
-    head: nn.Module | None = None,
-    device: torch.device | str = "cpu",
+    path: str | Path, *, embedding: nn.Module | None = None, head: nn.Module | None = None, device: torch.device | str = "cpu"
 ) -> SequenceModel:
     """The model in the folder `path`.
 
@@ -103,13 +86,12 @@ def load_checkpoint(
     config, _ = read_checkpoint(path)
     file = Path(path) / "model.safetensors"
     if not file.is_file():
-        raise ValueError(f"load_checkpoint: `path` is {str(path)!r}, which has no {file.name}; save the model again")
+        raise ValueError(f"load_checkpoint: {str(path)!r} has no {file.name}; save the model again")
     try:
         with safe_open(file, framework="pt") as held:
-            names = list(held.keys())
-            slices = {name: held.get_slice(name) for name in names}
+            slices = {name: held.get_slice(name) for name in list(held.keys())}
             _check_tensors(config, slices, embedding, head)
-            tensors = {name: held.get_tensor(name) for name in names}
+            tensors = {name: held.get_tensor(name) for name in slices}
     except SafetensorError as error:
         raise ValueError(f"load_checkpoint: {file} is damaged ({error}); save the model again") from error
     model = SequenceModel(config, embedding, head)
@@ -122,30 +104,26 @@ def _check_tensors(config: SequenceConfig, slices: dict[str, Any], embedding: nn
     shapes = {name: tuple(tensor.get_shape()) for name, tensor in slices.items()}
     # A config may contain any size: one above the number of values in the file is not built, not even without storage.
     num_layers = len({name.split(".")[1] for name in shapes if name.startswith("layers.")})
-    most = {name: sum(map(math.prod, shapes.values())) for name in SIZES} | {"n_layers": num_layers}
-    for name, limit in most.items():
-        size = getattr(config, name) or 0
-        if size > limit or (name == "n_layers" and size < limit):
+    if config.n_layers != num_layers:
+        raise ValueError(
+            f"load_checkpoint: `n_layers` is {config.n_layers} in the config; expected {num_layers} as in the file"
+        )
+    most = sum(map(math.prod, shapes.values()))
+    for name in SIZES:
+        if (size := getattr(config, name) or 0) > most:
             raise ValueError(
-                f"load_checkpoint: `{name}` is {size} in the config; expected {'at most ' * (name != 'n_layers')}{limit} by "
-                "the tensors in the file; save the model again"
+                f"load_checkpoint: `{name}` is {size} in the config; expected at most {most}, the values in the file"
             )
     with torch.device("meta"):
         expected = SequenceModel(config, embedding, head).state_dict()
     missing, unknown = sorted(set(expected) - set(shapes)), sorted(set(shapes) - set(expected))
     if missing or unknown:
-        raise ValueError(
-            f"load_checkpoint: the file lacks {missing} and has unknown {unknown}; expected the tensors of the saved model; "
-            "pass the embedding and head that it had"
-        )
+        came, wanted = f"the file lacks {missing} and has unknown {unknown}", "the tensors of the saved model"
+        raise ValueError(f"load_checkpoint: {came}; expected {wanted}; pass the embedding and head that it had")
     for name, shape in shapes.items():
-        if shape != tuple(expected[name].shape):
-            raise ValueError(
-                f"load_checkpoint: `{name}` has shape {shape} in the file; expected {tuple(expected[name].shape)}; pass the "
-                "embedding and head that the saved model had"
-            )
-        if expected[name].is_floating_point() and slices[name].get_dtype() not in DTYPES:
-            raise ValueError(
-                f"load_checkpoint: `{name}` has dtype {slices[name].get_dtype()} in the file; expected one of {DTYPES}; save "
-                "the model in a floating-point dtype"
-            )
+        wanted, dtype = tuple(expected[name].shape), slices[name].get_dtype()
+        if shape != wanted:
+            came = f"`{name}` has shape {shape} in the file"
+            raise ValueError(f"load_checkpoint: {came}; expected {wanted}; pass the embedding and head that the model had")
+        if expected[name].is_floating_point() and dtype not in DTYPES:
+            raise ValueError(f"load_checkpoint: `{name}` has dtype {dtype} in the file; expected one of {DTYPES}")

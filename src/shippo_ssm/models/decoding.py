@@ -26,16 +26,6 @@ class PrefixCache:
     Args:
         model: a `SequenceModel` (or one with its calls) that reads token ids [B, T].
         max_bytes: bound of all kept states together.
-
-    Example:
-        >>> import torch
-        >>> from shippo_ssm.models import PrefixCache, SequenceConfig, SequenceModel
-        >>> config = SequenceConfig(d_model=16, n_layers=1, d_state=8, vocab_size=11, backend="reference")
-        >>> cache = PrefixCache(SequenceModel(config).eval())
-        >>> _ = cache.read([1, 2, 3])
-        >>> logits, states = cache.read([1, 2, 3, 4, 5])
-        >>> cache.num_known, cache.num_read
-        (3, 5)
     """
 
     def __init__(self, model: Any, max_bytes: int = 1 << 28) -> None:
@@ -53,9 +43,8 @@ class PrefixCache:
         tokens = tuple(torch.as_tensor(prompt).flatten().tolist())
         if not tokens:
             raise ValueError("PrefixCache.read: `prompt` is empty; expected at least one token")
-        known = self._longest(tokens)
-        logits: Any = None
-        after: Any = None
+        lengths = sorted({len(kept) for kept in self._kept if len(kept) <= len(tokens)}, reverse=True)
+        known, logits, after = next((length for length in lengths if tokens[:length] in self._kept), 0), torch.empty(0), None
         if known:
             logits, after = self._kept[tokens[:known]]
             self._kept.move_to_end(tokens[:known])
@@ -66,12 +55,8 @@ class PrefixCache:
             self._keep(tokens, logits, after)
         self.num_known += known
         self.num_read += len(tokens) - known
+        assert after is not None
         return logits.clone(), values.clone(after)
-
-    def _longest(self, tokens: tuple[int, ...]) -> int:
-        """The length of the longest kept prefix of `tokens`."""
-        lengths = sorted({len(kept) for kept in self._kept if len(kept) <= len(tokens)}, reverse=True)
-        return next((length for length in lengths if tokens[:length] in self._kept), 0)
 
     def _keep(self, tokens: tuple[int, ...], logits: Tensor, after: list[Any]) -> None:
         size = values.num_bytes((logits, after))

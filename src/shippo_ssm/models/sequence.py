@@ -1,8 +1,8 @@
 """The sequence model of the experiments: embedding, a stack of any mixer, and a head.
 
 Data path: inputs pass the embedding (token ids [B, T], or vectors [B, T, d_model] without one), an input projection, n_layers
-pre-norm residual blocks of the chosen mixer, a final norm and an output projection, which gives features [B, T, d_model]. The
-head gives logits [B, T, classes], or [B, T, heads, classes]. The states of all layers are a list.
+blocks of the chosen mixer, a final norm and an output projection, which gives features [B, T, d_model]. The head gives logits
+[B, T, classes], or [B, T, heads, classes]. The states of all layers are a list.
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ from typing import Any, Literal, Unpack, overload
 
 import torch
 from torch import Tensor, nn
-from torch.distributed import ProcessGroup
 
 from shippo_ssm._expect import expect_fields, expect_real
 from shippo_ssm.actions.families import FAMILIES
@@ -123,13 +122,6 @@ class SequenceModel(nn.Module):
         config: a `SequenceConfig`.
         embedding: a module from inputs to [B, T, d_model]; default `nn.Embedding(config.vocab_size, d_model)`, or none.
         head: a module from features [.., d_model] to logits; default `Heads(d_model, config.num_outputs, config.num_classes)`.
-
-    Example:
-        >>> import torch
-        >>> from shippo_ssm.models import SequenceConfig, SequenceModel
-        >>> config = SequenceConfig(d_model=16, n_layers=1, d_state=8, vocab_size=11, backend="reference")
-        >>> SequenceModel(config)(torch.zeros(2, 5, dtype=torch.int64)).shape
-        torch.Size([2, 5, 11])
     """
 
     def __init__(self, config: SequenceConfig, embedding: nn.Module | None = None, head: nn.Module | None = None) -> None:
@@ -154,13 +146,14 @@ class SequenceModel(nn.Module):
             for projection in (self.in_proj, self.out_proj):
                 nn.init.eye_(projection.weight)
                 nn.init.zeros_(projection.bias)
-        if config.head_init == "embedding" and isinstance(self.embedding, nn.Embedding) and isinstance(self.head, Heads):
-            with torch.no_grad():
-                self.head.proj.weight.copy_(self.embedding.weight * width**-0.5)
-                self.head.proj.bias.zero_()
-        if config.tie_embeddings and isinstance(self.embedding, nn.Embedding) and isinstance(self.head, Heads):
-            nn.init.normal_(self.embedding.weight, std=width**-0.5)
-            self.head.proj.weight = self.embedding.weight
+        if isinstance(self.embedding, nn.Embedding) and isinstance(self.head, Heads):
+            if config.head_init == "embedding":
+                with torch.no_grad():
+                    self.head.proj.weight.copy_(self.embedding.weight * width**-0.5)
+                    self.head.proj.bias.zero_()
+            if config.tie_embeddings:
+                nn.init.normal_(self.embedding.weight, std=width**-0.5)
+                self.head.proj.weight = self.embedding.weight
 
     @overload
     def forward(
@@ -173,28 +166,17 @@ class SequenceModel(nn.Module):
         output_state: Literal[True], **options: Unpack[SegmentOptions],
     ) -> tuple[Tensor, list[Any]]: ...  # fmt: skip
     def forward(
-        self,
-        inputs: Any,
-        states: Sequence[Any] | None = None,
-        *,
-        attention_mask: Tensor | None = None,
-        cu_seqlens: Tensor | None = None,
-        dt: Tensor | None = None,
-        segment: Segment | None = None,
-        group: ProcessGroup | None = None,
-        output_state: bool = False,
-    ) -> Tensor | tuple[Tensor, list[Any]]:
+        self, inputs: Any, states: Sequence[Any] | None = None, *, segment: Segment | None = None,
+        output_state: bool = False, **options: Unpack[SegmentOptions],
+    ) -> Tensor | tuple[Tensor, list[Any]]:  # fmt: skip
         """Logits at every position, or with `config.pool` one per sequence.
 
         Args:
             inputs: the inputs of the embedding: ids [B, T], or vectors [B, T, d_model] without an embedding.
             states: the states of an earlier segment, one per layer; default the initial states.
-            attention_mask: [B, T] of 0 and 1; SHiPPO mixers and attention only.
-            cu_seqlens: [num_sequences + 1] boundaries of packed sequences; SHiPPO mixers and attention only.
-            dt: [B, T] times since the previous sample, as in `Mixer.forward`; SHiPPO mixers only.
             segment: mask, boundaries and the treatment of states as one record (see `Segment`).
-            group: a process group whose ranks hold parts of the sequence, as in `Mixer.forward`; SHiPPO mixers only.
             output_state: whether to return the states after the segment.
+            options: `attention_mask`, `cu_seqlens`, `dt` and `group`, as in `Mixer.forward`, where the mixers take them.
 
         Returns:
             Logits [B, T, classes] or [B, T, heads, classes], without T for `pool="last"`; (logits, states) with
@@ -202,7 +184,7 @@ class SequenceModel(nn.Module):
         """
         u = self.in_proj(self.embedding(inputs))
         if segment is None:
-            segment = check_segment(self, u, attention_mask, cu_seqlens, group, dt)
+            segment = check_segment(self, u, **options)
         if self.config.pool is not None:
             segment = segment._replace(positions=last_positions(u, segment))
         features, after = self._run(u, states, segment)
@@ -241,22 +223,16 @@ class SequenceModel(nn.Module):
         return self.out_proj(self.norm(u)), after
 
     def _block(self, index: int, kind: str) -> Block:
-        config = self.config
-        if kind == "shippo" and config.mixer == "transformer":
-            return transformer_block(config.d_model, config.n_heads, config.norm_eps, config.dropout, config.mlp)
-        match kind, config.mixer:
-            case "full_attention", _:
-                mixer = CausalAttention(config.d_model, config.n_heads)
-            case "sliding_attention", _:
-                mixer = CausalAttention(config.d_model, config.n_heads, config.sliding_window)
-            case _, "gru":
-                mixer = GRUMixer(config.d_model)
-            case _, "lstm":
-                mixer = LSTMMixer(config.d_model)
-            case _, "mamba":
-                mixer = MambaMixer(config.d_model)
-            case _, "free":
-                mixer = FreeMixer(config.d_model, config.spec, index)
-            case _:
-                mixer = Shippo(config.d_model, spec=config.spec, layer_idx=index)
+        config, width = self.config, self.config.d_model
+        if kind != "shippo":
+            window = config.sliding_window if kind == "sliding_attention" else None
+            mixer = CausalAttention(width, config.n_heads, window)
+        elif config.mixer == "transformer":
+            return transformer_block(width, config.n_heads, config.norm_eps, config.dropout, config.mlp)
+        elif config.mixer == "free":
+            mixer = FreeMixer(width, config.spec, index)
+        elif config.mixer == "shippo":
+            mixer = Shippo(width, spec=config.spec, layer_idx=index)
+        else:
+            mixer = {"gru": GRUMixer, "lstm": LSTMMixer, "mamba": MambaMixer}[config.mixer](width)
         return Block(mixer, norm_eps=config.norm_eps, dropout=config.dropout)

@@ -26,7 +26,7 @@ from shippo_ssm.integrations.huggingface import ShippoCacheLayer, ShippoConfig, 
 from shippo_ssm.integrations.peft import LORA_TARGETS, register
 from shippo_ssm.layers import ShippoBackbone, ShippoState, weight_decay_groups
 from shippo_ssm.layers.spec import make_spec
-from tests.shippo_ssm.integrations.tiny import batch, generate, make_model
+from tests.shippo_ssm.integrations.tiny import batch, generate, make_model, mixers
 
 
 def held(cache, index) -> ShippoState:
@@ -116,7 +116,7 @@ def test_missing_weights_start_as_the_layers_do(tmp_path):
     del tensors["model.layers.0.mixer.drift_log"]
     save_file(tensors, tmp_path / "model.safetensors", metadata={"format": "pt"})
     again = ShippoForCausalLM.from_pretrained(tmp_path)
-    ours, theirs = again.model.mixers[0], model.model.mixers[0]
+    ours, theirs = mixers(again)[0], mixers(model)[0]
     torch.testing.assert_close(ours.drift, -torch.logspace(-math.log10(4096), 0, 8).expand(8, 8))
     assert torch.equal(ours.in_proj.weight, theirs.in_proj.weight)
     assert torch.equal(ours.skip, theirs.skip)
@@ -334,7 +334,7 @@ def test_the_trainer_trains_on_packed_rows_with_the_weight_decay_of_the_layers(t
     assert marked
     assert marked <= exempt
     assert marked <= {id(p) for p in weight_decay_groups(model, 0.1)[1]["params"]}
-    assert {id(mixer.in_proj.weight) for mixer in model.model.mixers} <= decayed
+    assert {id(mixer.in_proj.weight) for mixer in mixers(model)} <= decayed
 
 
 @pytest.mark.works_with("Pipelines")

@@ -4,11 +4,12 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 transformers = pytest.importorskip("transformers")
 
 from shippo_ssm.integrations.huggingface import ShippoConfig, ShippoForCausalLM  # noqa: E402
+from shippo_ssm.layers import Shippo  # noqa: E402
 
 transformers.utils.logging.disable_progress_bar()
 
@@ -37,3 +38,8 @@ def batch():
     mask[0, :4] = 0
     mask[1, :1] = 0
     return torch.where(mask.bool(), ids, 0), mask
+
+
+def mixers(model: nn.Module) -> list[Shippo]:
+    """The SHiPPO layers of a model, in their order."""
+    return [module for module in model.modules() if isinstance(module, Shippo)]
