@@ -25,7 +25,7 @@ from torch import Tensor
 from torch.distributed import ProcessGroup
 
 from shippo_ssm.dispatch import compute_dtype, uses_gpu_step
-from shippo_ssm.engine import has_packed_float32, launch_gpu
+from shippo_ssm.engine import launch_gpu
 from shippo_ssm.layers.halo import halo
 from shippo_ssm.layers.mixer import Segment
 from shippo_ssm.layers.rows import scaled
@@ -241,7 +241,6 @@ def gpu_step(*operands: Tensor | None) -> tuple[Tensor, Tensor]:
         "HAS_RIGHT": arguments["right"] is not None,
         "VARYING": drift.ndim == 3,
         "DTYPE": tl.float64 if memory.dtype == torch.float64 else tl.float32,
-        "PACKED": has_packed_float32(memory),
     }
     launch_gpu(kernels.cell_step, lambda sizes: (-(-groups // sizes["BG"]), batch), arguments, step_configs(order, width))
     return y, after

@@ -25,13 +25,11 @@ from shippo_ssm.scan._cpu_kernels import (
     Case,
     Forward,
     Items,
-    Summary,
     build_backward,
     build_forward,
-    build_summary,
     padded_order,
 )
-from shippo_ssm.scan.algebra import Affine, Recurrence
+from shippo_ssm.scan.algebra import Recurrence
 from shippo_ssm.scan.checks import invalid_bounds
 
 # Sequences for each thread from which they are not split over blocks of groups.
@@ -44,26 +42,13 @@ _SPLIT_ITEMS, _SPLIT_GROUPS = 16, 8
 _STREAMED = 1 << 23
 
 
-def summary(recurrence: Recurrence, cu_seqlens: Tensor | None = None, *, mirrored: bool = False) -> Affine:
-    """What the recurrence does to a state that enters it, one `Affine` per sequence and group; no gradients.
-
-    Args:
-        recurrence: value, write, step, drift and right are read; dy and `read` stand for value and write where `mirrored`.
-        cu_seqlens: boundaries of packed sequences.
-        mirrored: the summary of S_{t-1} = L_t (S_t + read_t dy_t^T) R_t^T, from after the last position to before the first.
-    """
-    value, write, _, _, _, right, _ = recurrence
-    # The kernel looks at neither `read` nor `seen`.
-    recurrence = recurrence._replace(read=write, seen=None)
-    case = _case(recurrence)._replace(shared=False)
+def adjoint_update(recurrence: Recurrence, cu_seqlens: Tensor | None = None) -> Tensor:
+    """S_0 [S, G, N, P] of S_{t-1} = L_t (S_t + write_t value_t^T) R_t^T from S_T = 0; no gradients."""
+    value, case = recurrence.value, _case(recurrence)._replace(mirrored=True)
     count, items = _items(recurrence, cu_seqlens, case.chunk, value.shape[2])
-    corner = (len(items.first_chunk), value.shape[2])
-    dtype = compute_dtype(value.dtype)
-    left = value.new_empty(*corner, case.order, dtype=dtype)
-    update = value.new_empty(*corner, case.order, case.width, dtype=dtype)
-    turned = None if right is None else value.new_empty(*corner, case.width, case.width, dtype=dtype)
-    launch(build_summary, count, Summary(items, recurrence, left, turned, update), case=case, mirrored=mirrored)
-    return Affine(left, turned, update)
+    update = value.new_empty(len(items.first_chunk), value.shape[2], case.order, case.width)
+    launch(build_forward, count, Forward(items, recurrence, None, None, update, None), case=case)
+    return update
 
 
 def keep_every(order: int, width: int, rank: int, has_right: bool) -> int:
