@@ -145,43 +145,13 @@ def fold(firsts, seconds, COUNT: tl.constexpr, HALVES: tl.constexpr):
 
 @triton.jit
 def fold_outer(rows, columns, P: tl.constexpr, HALVES: tl.constexpr):
-    """sum_n rows[p] columns[q] for all p and q, as one tile [BG, P P], filled to a power of two.
-
-    In a warp with one number of each sum per lane, two lanes first add two sums q and q + 1 to each other, each lane one of
-    them: half as much is left to be turned around by `fold`'s exchange, which would stall the GPU.
-    """
-    PARTS: tl.constexpr = 2**HALVES
-    BG: tl.constexpr = rows[0].shape[0]
-    REST: tl.constexpr = rows[0].shape[1] // PARTS
-    if BG * REST == 32 and REST > 1 and P > 1 and padded(P) == P:
-        lane = tl.arange(0, BG * REST) % REST
-        partner = tl.broadcast_to((tl.arange(0, REST) ^ (REST // 2))[None, :], (BG, REST))
-        own, other = (), ()
-        for q in tl.static_range(0, P, 2):
-            x = unbind(tl.reshape(columns[q], (BG * REST, PARTS)), PARTS)
-            y = unbind(tl.reshape(columns[q + 1], (BG * REST, PARTS)), PARTS)
-            for part in tl.static_range(PARTS):
-                own += (tl.where(lane < REST // 2, x[part], y[part]),)
-                other += (tl.where(lane < REST // 2, y[part], x[part]),)
-        sums = ()
-        for p in tl.static_range(P):
-            a = unbind(tl.reshape(rows[p], (BG * REST, PARTS)), PARTS)
-            for q in tl.static_range(P // 2):
-                near, far = a[0] * own[q * PARTS], a[0] * other[q * PARTS]
-                for part in tl.static_range(1, PARTS):
-                    near, far = tl.fma(a[part], own[q * PARTS + part], near), tl.fma(a[part], other[q * PARTS + part], far)
-                far = tl.gather(tl.reshape(far, (BG, REST)), partner, 1)
-                sums += (near + tl.reshape(far, (BG * REST,)),)
-        tile = tl.reshape(bind(sums, 0, 1, P * P // 2), (BG, 2, REST // 2, P * P // 2))
-        tile = tl.reshape(tl.permute(tile, (0, 3, 1, 2)), (BG * P * P, REST // 2))
-        return tl.reshape(total(tile, REST // 2), (BG, P * P))
-    else:
-        firsts, seconds = (), ()
-        for p in tl.static_range(P):
-            seconds += columns
-            for _ in tl.static_range(P):
-                firsts += (rows[p],)
-        return fold(firsts, seconds, P * P, HALVES)
+    """sum_n rows[p] columns[q] for all p and q, as one tile [BG, P P], filled to a power of two."""
+    firsts, seconds = (), ()
+    for p in tl.static_range(P):
+        seconds += columns
+        for _ in tl.static_range(P):
+            firsts += (rows[p],)
+    return fold(firsts, seconds, P * P, HALVES)
 
 
 @triton.jit
