@@ -35,13 +35,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from shippo_ssm.engine import Emitter, Pointer, register_lanes, simd, simd_lanes, tile_columns, transposed
+from shippo_ssm.engine import Emitter, Pointer, register_lanes, simd, simd_lanes, tile_columns
 from shippo_ssm.scan.algebra import Recurrence
 
 # Tokens of a block between a prefetch and its use: few enough that what is fetched still lies in the first cache.
 PREFETCH = 16
-# Rows and columns of the blocks in which a matrix is transposed.
-SIDE = 8
 # Rows of a product that are unrolled.
 STRIP = 4
 # A `Recurrence` as traces see it: every field is a `Pointer`.
@@ -120,8 +118,8 @@ class Chunk(NamedTuple):
 
 
 class Adjoint(NamedTuple):
-    """Scratch of the backward pass: dLoss/dH [group, P, row], M = decay dLoss/dH of one group as [P, row] and again as [N, P],
-    and ddrift [group, row] of a chunk."""
+    """Scratch of the backward pass: dLoss/dH [group, P, row], M = decay dLoss/dH of one group as [P, row], and ddrift
+    [group, row] of a chunk."""
 
     state: Any
     moved: Any
@@ -205,7 +203,6 @@ def build_backward(case: Case) -> Any:
     prepare, many = _prepare(case, replays=True), num_numbers(case)
     order, rank, row, chunk, varying, shared = case.order, case.rank, case.row, case.chunk, case.varying, case.shared
     size, locate, copy, (load_states, store_states) = case.width * row, _locate(), _copy(case), _state_copies(case)
-    clear = _clear(case)
     element = np.dtype(case.dtype).type
 
     def backward(operands, start, stop):
@@ -215,7 +212,7 @@ def build_backward(case: Case) -> Any:
         adjoint = np.empty(block * size, element)
         slopes = np.empty(block * row, element)
         scratch = Chunk(states, np.empty(chunk * block * row, element), np.empty(chunk * block * many, element))
-        adjoints = Adjoint(adjoint, np.empty(2 * size, element), slopes)
+        adjoints = Adjoint(adjoint, np.empty(size, element), slopes)
         for item in range(start, stop):
             sequence, first, count, part = locate(items, item, homes)
             skip = groups - count
@@ -232,8 +229,10 @@ def build_backward(case: Case) -> Any:
                 for t in range(low, high):
                     if shared:
                         rows, corner = homes[count - 1] - homes[0] + 1, own + t * sets + homes[0]
-                        clear(gradient.read, corner * order, rows * order)
-                        clear(gradient.write, corner * rank * order, rows * rank * order)
+                        for n in range(rows * order):
+                            gradient.read[corner * order + n] = 0
+                        for n in range(rows * rank * order):
+                            gradient.write[corner * rank * order + n] = 0
                     for g in range(count):
                         token, cell = t * groups + first + g, (t - low) * block + g
                         drift_row = token if varying else first + g
@@ -318,15 +317,6 @@ def _copy(case: Case) -> Any:
             emit.store(target, emit.at(j, n), emit.load(source, emit.at(i, n)))
 
     return copy
-
-
-def _clear(case: Case) -> Any:
-    @simd(case.dtype, simd_lanes(case.dtype, case.order))
-    def clear(emit: Emitter, array: Pointer, start: Any, length: Any) -> None:
-        for n in emit.blocks(length):
-            emit.store(array, emit.at(start, n), emit.constant(0.0))
-
-    return clear
 
 
 def _prepare(case: Case, *, replays: bool) -> Any:
@@ -474,7 +464,6 @@ def _backward_step(case: Case) -> Any:
     columns = tile_columns(dtype, lanes)
     # A product of more than one tile reads its rows from scratch.
     tiled = has_right and width > columns
-    across = tiled and width % SIDE == 0 and order % SIDE == 0
 
     @simd(dtype, lanes)
     def backward_step(
@@ -546,8 +535,7 @@ def _backward_step(case: Case) -> Any:
                 store_slope(n, load_rows(emit, adjoint, emit.at(state, n), width, row))
         emit.store_sums(out.step, token, [dsteps.get()])
         if has_right:
-            store_dright = _store_dright_across if across else _store_dright
-            store_dright(emit, states, old_state, moved, out.right, dmatrix)
+            _store_dright(emit, states, old_state, moved, out.right, dmatrix)
 
     def _store_dright(emit: Emitter, states: Pointer, old: Any, moved: Pointer, dright: Pointer, start: Any) -> None:
         # H_old^T M in tiles of two by four: eight sums, six operands, within sixteen registers.
@@ -563,29 +551,6 @@ def _backward_step(case: Case) -> Any:
                 for p, line in enumerate(tile, start=top):
                     sums = [total.get() for total in line]
                     emit.store_sums(dright, emit.at(start, p * width + left), sums, streamed=streamed and width % 4 == 0)
-
-    def _store_dright_across(emit: Emitter, states: Pointer, old: Any, moved: Pointer, dright: Pointer, start: Any) -> None:
-        # The same with lanes along the columns of M, which is turned into [N, P] behind itself: no sum over lanes is left.
-        eight = Emitter(emit.builder, dtype, SIDE)
-        turned = emit.at(width * row)
-        for p in range(0, width, SIDE):
-            for n in eight.blocks(order):
-                columns = transposed(eight, load_rows(eight, moved, emit.at(n, p * row), SIDE, row))
-                for i, column in enumerate(columns):
-                    eight.store(moved, emit.at(turned, emit.times(emit.at(n, i), width), p), column, padded=True)
-        line = Emitter(emit.builder, dtype, simd_lanes(dtype, width))
-        for p, count in emit.strips(width, tile_columns(dtype, line.lanes)):
-            for q in line.blocks(width):
-                tile = [line.variable() for _ in range(count)]
-                for n in emit.each(order // 4):
-                    for i in range(4):
-                        m = emit.at(emit.times(n, 4), i)
-                        row_of_m = line.load(moved, emit.at(turned, emit.times(m, width), q), padded=True)
-                        for j, total in enumerate(tile):
-                            h = line.splat(states, emit.at(old, m, emit.times(emit.at(p, j), row)))
-                            total.set(line.fma(h, row_of_m, total.get()))
-                for j, total in enumerate(tile):
-                    line.store(dright, emit.at(start, emit.times(emit.at(p, j), width), q), total.get(), streamed=streamed)
 
     return backward_step
 

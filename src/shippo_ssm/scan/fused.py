@@ -20,7 +20,6 @@ from torch import Tensor
 from shippo_ssm.dispatch import compute_dtype
 from shippo_ssm.engine import allocate, custom_op, launch
 from shippo_ssm.scan._cpu_kernels import (
-    SIDE,
     Backward,
     Case,
     Forward,
@@ -241,7 +240,7 @@ def _backward(case: Case, call: Pullback) -> None:
         results = results._replace(write=parts[0], read=parts[1])
     # Whole, aligned blocks alone can be streamed.
     large = max(write.nbytes, 0 if right is None else right.nbytes)
-    case = case._replace(streamed=large >= _STREAMED and case.order % SIDE == 0)
+    case = case._replace(streamed=large >= _STREAMED and case.order % 8 == 0)
     launch(build_backward, count, Backward(items, recurrence, kept, dy, dfinal, results, dinitial), case=case)
     if not case.varying:
         gradient.drift.copy_(torch.from_numpy(results.drift.numpy().sum(axis=0, dtype=np.float64)))
