@@ -29,7 +29,7 @@ from shippo_ssm.scan._cpu_kernels import (
     padded_order,
 )
 from shippo_ssm.scan.algebra import Recurrence
-from shippo_ssm.scan.checks import invalid_bounds
+from shippo_ssm.scan.checks import asks_gradients, invalid_bounds
 
 # Sequences for each thread from which they are not split over blocks of groups.
 _ITEMS_PER_THREAD = 4
@@ -99,12 +99,7 @@ def scan_operators(
         recurrence: Recurrence, initial_state: Tensor | None = None, cu_seqlens: Tensor | None = None
     ) -> tuple[Tensor, Tensor]:
         """y and the final state. Differentiable once; "associative" and "reference" have second derivatives."""
-        operands = (*recurrence, initial_state)
-        keep = False
-        if torch.is_grad_enabled():
-            for operand in operands:
-                keep = keep or (operand is not None and operand.requires_grad)
-        y, final_state, _ = scan_op(*operands, cu_seqlens, keep)
+        y, final_state, _ = scan_op(*recurrence, initial_state, cu_seqlens, asks_gradients(*recurrence, initial_state))
         return y, final_state
 
     def outputs_of(recurrence: Recurrence, cu_seqlens: Tensor | None, keep: bool, case: Any, new: Callable) -> Outputs:
@@ -182,7 +177,7 @@ def scan_operators(
         return (*(gradient if operand is not None and need else None for gradient, operand, need in needed), None, None)
 
     scan_op.register_autograd(pull_back, setup_context=save)
-    backward_op.register_autograd(_refuse, setup_context=_keep_nothing)
+    backward_op.register_autograd(_refuse, setup_context=lambda ctx, inputs, output: None)
     torch.library.register_vmap(scan_op, _map_each(scan_op))
     torch.library.register_vmap(backward_op, _map_each(backward_op))
     return run, scan_op, backward_op
@@ -190,10 +185,6 @@ def scan_operators(
 
 def _new_empty(like: Tensor, shape: tuple, dtype: torch.dtype) -> Tensor:
     return like.new_empty(shape, dtype=dtype)
-
-
-def _keep_nothing(ctx: Any, inputs: tuple, output: tuple) -> None:
-    pass
 
 
 def _refuse(ctx: Any, *cotangents: Tensor | None) -> tuple:
