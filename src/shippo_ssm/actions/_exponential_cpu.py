@@ -153,14 +153,14 @@ def build_family(dtype: str, width: int, scheme: LaneScheme, inline: Inline, bac
         generate(w)
 
     @njit(inline="always")
-    def finish(given, first, here, w, fewest, most, top):
+    def finish(given, first, here, w, most, top):
         if backward:
             read_matrix(given.cotangent, first, here, w, size * lanes)
-            pull(w, run(w, fewest, most, top))
+            pull(w, run(w, most, top))
             write_coords(w, coords_at, given.d_coords, first, here)
             write_step(w, step_at, given.d_step, first, here)
         else:
-            write_matrix(w, run(w, fewest, most, top), given.right, first, here)
+            write_matrix(w, run(w, most, top), given.right, first, here)
 
     return block_kernel(scheme, scratch, measure, load, finish)
 
@@ -178,7 +178,7 @@ def right_lanes(dtype: str, width: int, inline: Inline) -> LaneMap:
     @njit(inline="always")
     def fill(w):
         generate(w)
-        fewest, most, top = measure(w)
-        return run(w, fewest, most, top)
+        most, top = measure(w)
+        return run(w, most, top)
 
     return LaneMap(scheme.arithmetic, scratch, coords_at, step_at, fill)

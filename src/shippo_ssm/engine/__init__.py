@@ -7,7 +7,7 @@ from shippo_ssm.engine.blocks import LANES, LaneMap, block_reader, block_writer,
 from shippo_ssm.engine.cache import cache_directory
 from shippo_ssm.engine.emitter import Emitter, Pointer, Variable, register_lanes, simd, simd_lanes, tile_columns
 from shippo_ssm.engine.gpu import Config, launch_gpu
-from shippo_ssm.engine.memory import recycled, release_memory
+from shippo_ssm.engine.memory import recycled
 from shippo_ssm.engine.run import allocate, custom_op, differentiate, launch
 
 __all__ = [
@@ -27,7 +27,6 @@ __all__ = [
     "launch_gpu",
     "recycled",
     "register_lanes",
-    "release_memory",
     "simd",
     "simd_lanes",
     "tile_columns",
