@@ -25,7 +25,6 @@ from shippo_ssm.actions import Dissipative, Orthogonal, RightAction, SplitFlow, 
 from shippo_ssm.engine import launch
 from shippo_ssm.engine.compiler import COMPILED
 from shippo_ssm.models import SequenceConfig, SequenceModel
-from shippo_ssm.scan import Recurrence, fused
 
 START = "a kernel that does nothing"
 WIDTHS = (1, 2, 4, 8, 16)
@@ -81,7 +80,6 @@ def cases(widths: tuple[int, ...]) -> Iterator[tuple[str, Callable[[], Any]]]:
         for dtype in (torch.float32, torch.bfloat16):
             name = "scan" if dtype == torch.float32 else "scan of bfloat16"
             yield f"{name}, P = {width}", partial(_scan, width, dtype)
-        yield f"summary, P = {width}", partial(_summary, width)
     for width in [width for width in widths if width > 1]:
         # A norm of several hundred: the part in float64 is needed too.
         matrices = torch.linspace(0.0, 100.0, _MATRICES)[:, None, None] * torch.ones(width, width).tril(-1)
@@ -111,10 +109,6 @@ def _scan(width: int, dtype: torch.dtype) -> None:
     leaves: dict[str, Any] = {name: tensor.requires_grad_() for name, tensor in rounded(inputs, dtype).items()}
     y, _ = transport_scan(**leaves)
     y.backward(dy.to(dtype))
-
-
-def _summary(width: int) -> None:
-    fused.summary(Recurrence(**_inputs(width)[0]).normalised())
 
 
 def _differentiate(function: Callable[..., Tensor] | RightAction, *inputs: Tensor) -> None:

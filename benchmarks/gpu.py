@@ -96,9 +96,8 @@ def work_of(kernel: str, shape: Shape) -> Work:
     return {
         "scan forward": Work(read + written, shape.batch, shape.length),
         "scan forward, training": Work(read + written + kept, shape.batch, shape.length),
-        "scan summary": Work(sources, shape.batch, shape.length),
         "scan adjoint": Work(sources * rest / shape.length + adjoints, shape.batch, rest),
-        "scan adjoint, summary": Work(sources, shape.batch, shape.length),
+        "segment adjoint": Work(sources, shape.batch, shape.length),
         "scan gradients": Work(read_back + written_back + kept + adjoints, shape.cells // (shape.groups * size), size),
     }[kernel]
 
@@ -124,7 +123,7 @@ def terms(gpu: Gpu, shape: Shape, record: dict[str, Any], work: Work) -> Terms:
 
 # The kernels of a pass, and those that segments need besides.
 PARTS = {"forward": ("scan forward",), "both": ("scan forward, training", "scan adjoint", "scan gradients")}
-SUMMARIES = {"forward": ("scan summary",), "both": ("scan summary", "scan adjoint, summary")}
+SUMMARIES = {"forward": ("scan forward",), "both": ("scan forward", "segment adjoint")}
 
 
 def predict(gpu: Gpu, shape: Shape, scan_pass: str, records: list[dict[str, Any]], *, segments: int = 1) -> dict[str, Any]:
@@ -132,8 +131,8 @@ def predict(gpu: Gpu, shape: Shape, scan_pass: str, records: list[dict[str, Any]
     pieces = replace(shape, batch=shape.batch * segments, length=shape.length // segments)
     parts = []
     for kernel in PARTS[scan_pass] + (SUMMARIES[scan_pass] if segments > 1 else ()):
-        name, work = kernel.removesuffix(", summary"), work_of(kernel, pieces)
-        choices = [record for record in records if record["kernel"] == name and record["target"] == gpu.target]
+        work = work_of(kernel, pieces)
+        choices = [record for record in records if record["kernel"] == kernel and record["target"] == gpu.target]
         found = [(terms(gpu, pieces, record, work), record["BG"]) for record in choices]
         best, groups = min(found, key=lambda pair: max(pair[0]))
         parts.append({"kernel": kernel, "BG": groups, "seconds": max(best), "binds": best.binds(), "terms": best._asdict()})

@@ -48,7 +48,7 @@ def kernels() -> dict[str, Kernel]:
 
     from shippo_ssm.actions.expm import GPU_SCHEMES, gpu_configs
     from shippo_ssm.layers.cell import step_configs
-    from shippo_ssm.scan.triton import FORWARD, GRADIENTS, PREFIX, SILENT, configs, keep_every, span_of
+    from shippo_ssm.scan.triton import FORWARD, GRADIENTS, SILENT, configs, keep_every, span_of
 
     shape = Shape()
     scan: dict[str, Any] = {
@@ -56,18 +56,17 @@ def kernels() -> dict[str, Kernel]:
         "VARYING": False, "HAS_INITIAL": True, "HAS_BOUNDS": False, "EVEN": True, "DTYPE": "float32", "seen": None,
         "bounds": None,
     }  # fmt: skip
-    through = {"MIRROR": False, "READS": True, "SUMMARY": False, "KEEP": 0, "kept": None, "left": None, "turned": None}
+    through = {"MIRROR": False, "READS": True, "KEEP": 0, "kept": None}
     through = scan | through
     training = {name: constant for name, constant in through.items() if name != "kept"} | {"KEEP": keep_every(WIDTH)}
     size = span_of(shape.batch * shape.groups, shape.length)
     adjoint = training | {"MIRROR": True, "READS": False, "KEEP": size}
     adjoint |= dict.fromkeys(("y", "read", "final"))
-    summary = {name: constant for name, constant in through.items() if name not in ("left", "turned")}
-    summary |= {"SUMMARY": True, "READS": False, "HAS_INITIAL": False} | dict.fromkeys(("y", "read", "initial"))
+    silent = through | {"MIRROR": True, "READS": False, "HAS_INITIAL": False} | dict.fromkeys(("y", "read", "initial"))
     back = scan | {"KEEP": keep_every(WIDTH), "SPAN": size, "whose": None}
     whole = {"N": ORDER, "P": WIDTH, "HAS_RIGHT": True, "DTYPE": "float32"}
     decode, together = whole | {"SHARED": 1, "RANK": 1, "VARYING": False}, {"SHARED": shape.groups}
-    forward, silent, backward = (configs(ORDER, WIDTH, **asked) for asked in (FORWARD, SILENT, GRADIENTS))
+    forward, quiet, backward = (configs(ORDER, WIDTH, **asked) for asked in (FORWARD, SILENT, GRADIENTS))
 
     def shown(constants: dict[str, Any]) -> dict[str, Any]:
         return {name: constant for name, constant in constants.items() if name != "seen"} | {"HAS_SEEN": True}
@@ -82,10 +81,9 @@ def kernels() -> dict[str, Kernel]:
     return {
         "scan forward": Kernel("scan", "scan", through, forward),
         "scan forward, training": Kernel("scan", "scan", training, forward),
-        "scan adjoint": Kernel("scan", "scan", adjoint, silent),
+        "scan adjoint": Kernel("scan", "scan", adjoint, quiet),
         "scan gradients": Kernel("scan", "gradients", back | {"dseen": None}, backward),
-        "scan summary": Kernel("scan", "scan", summary, silent),
-        "segment prefix": Kernel("scan", "prefix", whole | {"HAS_INITIAL": True}, PREFIX),
+        "segment adjoint": Kernel("scan", "scan", silent, quiet),
         "decode step": Kernel("layers._cell_triton", "cell_step", decode, step_configs(ORDER, WIDTH)),
         "scan forward, shared": Kernel("scan", "scan", through | together, forward),
         "scan gradients, shared": Kernel("scan", "gradients", back | together | {"dseen": None}, backward),
@@ -108,8 +106,6 @@ def compile_kernel(kernel: Kernel, config: Config, target: str) -> Any:
     module = kernel.room if "." in kernel.room else f"{kernel.room}._triton_kernels"
     function = getattr(importlib.import_module(f"shippo_ssm.{module}"), kernel.function)
     constants: dict[str, Any] = kernel.constants | dict(config.sizes)
-    if "PACKED" in function.arg_names:
-        constants["PACKED"] = target == "sm_100"
     constants = {name: getattr(tl, value) if name == "DTYPE" else value for name, value in constants.items()}
     scalars = dict.fromkeys(("length", "groups", "crowd", "count", "positions"), "i32") | {"bounds": "*i64", "whose": "*i64"}
     signature = {

@@ -4,8 +4,7 @@ from shippo_ssm.actions.base import Factor, RightAction
 from shippo_ssm.actions.expm import expm
 from shippo_ssm.actions.exponential import DenseExp, Dissipative, Lie, Structured
 from shippo_ssm.actions.factors import Diagonal, RankOne, Rotation, Shear
-from shippo_ssm.actions.families import get_family
-from shippo_ssm.actions.given import Identity, Oracle
+from shippo_ssm.actions.families import Identity, Oracle, get_family
 from shippo_ssm.actions.orthogonal import Orthogonal
 from shippo_ssm.actions.split import SplitFlow
 

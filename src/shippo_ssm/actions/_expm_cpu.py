@@ -120,8 +120,8 @@ def make_measure(arithmetic: str, width: int, theta: float, target: int) -> Call
     def measure(w):
         column_sums(w)
         if w[target + lanes] == 0.0:
-            return 0, 0, 0.0
-        fewest, most, top, finite = 1 << 30, 0, 0.0, True
+            return 0, 0.0
+        most, top, finite = 0, 0.0, True
         for lane in range(lanes):
             norm, factor, squarings = w[target + lane], 1.0, 0
             if not norm < np.inf:
@@ -132,8 +132,8 @@ def make_measure(arithmetic: str, width: int, theta: float, target: int) -> Call
                 factor *= 0.5
                 squarings += 1
             w[target + lane], w[target + lanes + lane] = factor, squarings
-            fewest, most = min(fewest, squarings), max(most, squarings)
-        return fewest, most, top if finite else -1.0
+            most = max(most, squarings)
+        return most, top if finite else -1.0
 
     return measure
 
@@ -380,8 +380,8 @@ def narrow_core(arithmetic: str, width: int, degree: int) -> Core:
 def make_exponential(dtype: str, width: int, scheme: LaneScheme, backward: bool) -> tuple[int, Any, Any]:
     """The exponential of LANES matrices in a scratch array: A stands first; for a gradient A^T, and the cotangent behind it.
 
-    Returns the size of the scratch; measure(w) -> fewest and most squarings of a lane, and the largest norm, or -1 for what is
-    not finite; and run(w, fewest, most, top) -> where the result stands.
+    Returns the size of the scratch; measure(w) -> the most squarings of a lane, and the largest norm, or -1 for what is
+    not finite; and run(w, most, top) -> where the result stands.
     """
     from numba import njit
 
@@ -400,46 +400,36 @@ def make_exponential(dtype: str, width: int, scheme: LaneScheme, backward: bool)
     factors, left, measure = lanes_at, lanes_at + lanes, make_measure(arithmetic, width, theta, lanes_at)
 
     @njit(inline="always")
-    def square_up(w, x, target, some):
+    def product(w, a, b, target):
         if shifted:
-            double(w, x, target)
-            add_product(w, x, x, target)
+            double(w, a, target)
+            add_product(w, a, b, target)
         else:
-            set_product(w, x, x, target)
-        if some:
-            keep_finished(w, x, target, left)
-        for lane in range(lanes):
-            w[left + lane] -= 1.0
+            set_product(w, a, b, target)
 
     @njit(inline="always")
-    def pull_square_back(w, x, cotangent, target, some):
-        if shifted:
-            double(w, cotangent, target)
-            add_product(w, cotangent, x, target)
-        else:
-            set_product(w, cotangent, x, target)
-        add_product(w, x, cotangent, target)
-        if some:
-            keep_finished(w, cotangent, target, left)
+    def finish(w, old, new, change):
+        keep_finished(w, old, new, left)
         for lane in range(lanes):
-            w[left + lane] += 1.0
+            w[left + lane] += change
 
     @njit(inline="always")
-    def forward(w, fewest, most, top):
+    def forward(w, most, top):
         if most > 0 or top < 0.0:
             scale(w, 0, factors)
         powers(w)
         total, spare = kept, kept + slot
         value(w, total)
-        for done in range(most):
-            square_up(w, total, spare, done >= fewest)
+        for _ in range(most):
+            product(w, total, total, spare)
+            finish(w, total, spare, -1.0)
             total, spare = spare, total
         if shifted:
             add_identity(w, total)
         return total
 
     @njit(inline="always")
-    def gradient(w, fewest, most, top):
+    def gradient(w, most, top):
         scaled = most > 0 or top < 0.0
         if scaled:
             scale(w, 0, factors)
@@ -448,9 +438,13 @@ def make_exponential(dtype: str, width: int, scheme: LaneScheme, backward: bool)
         if most > 0:
             value(w, kept)
             for done in range(most - 1):
-                square_up(w, kept + done * slot, kept + (done + 1) * slot, done >= fewest)
+                old = kept + done * slot
+                product(w, old, old, old + slot)
+                finish(w, old, old + slot, -1.0)
             for done in range(most - 1, -1, -1):
-                pull_square_back(w, kept + done * slot, cotangent, spare, done >= fewest)
+                product(w, cotangent, kept + done * slot, spare)
+                add_product(w, kept + done * slot, cotangent, spare)
+                finish(w, cotangent, spare, 1.0)
                 cotangent, spare = spare, cotangent
         derivative(w, cotangent, spare)
         if scaled:
@@ -474,11 +468,11 @@ def block_kernel(scheme: LaneScheme, scratch: int, measure: Callable, load: Call
             first = block * lanes
             here = min(lanes, given.count - first)
             load(given, first, here, w)
-            fewest, most, top = measure(w)
+            most, top = measure(w)
             if top > largest:
                 continue
             todo[block] = 0
-            finish(given, first, here, w, fewest, most, top)
+            finish(given, first, here, w, most, top)
 
     return kernel
 
@@ -499,9 +493,9 @@ def build_expm(dtype: str, width: int, scheme: LaneScheme, backward: bool) -> Ca
         read_generator(given.generator, first, here, w, 0)
 
     @njit(inline="always")
-    def finish(given, first, here, w, fewest, most, top):
+    def finish(given, first, here, w, most, top):
         if backward:
             read_direction(given.direction, first, here, w, size * lanes)
-        write(w, run(w, fewest, most, top), given.out, first, here)
+        write(w, run(w, most, top), given.out, first, here)
 
     return block_kernel(scheme, scratch, measure, load, finish)

@@ -13,6 +13,9 @@ from typing import Any
 import numpy as np
 
 from shippo_ssm.actions._expm_cpu import LaneScheme, block_kernel, make_exponential
+from shippo_ssm.actions._rotation_cpu import make_rotation
+from shippo_ssm.actions._split_cpu import make_split
+from shippo_ssm.actions.expm import kernel_scheme
 from shippo_ssm.actions.kernels import Inline, Scratch, softplus
 from shippo_ssm.engine import LANES, LaneMap, block_reader, block_writer, simd
 
@@ -150,29 +153,32 @@ def build_family(dtype: str, width: int, scheme: LaneScheme, inline: Inline, bac
         generate(w)
 
     @njit(inline="always")
-    def finish(given, first, here, w, fewest, most, top):
+    def finish(given, first, here, w, most, top):
         if backward:
             read_matrix(given.cotangent, first, here, w, size * lanes)
-            pull(w, run(w, fewest, most, top))
+            pull(w, run(w, most, top))
             write_coords(w, coords_at, given.d_coords, first, here)
             write_step(w, step_at, given.d_step, first, here)
         else:
-            write_matrix(w, run(w, fewest, most, top), given.right, first, here)
+            write_matrix(w, run(w, most, top), given.right, first, here)
 
     return block_kernel(scheme, scratch, measure, load, finish)
 
 
-def expm_lanes(dtype: str, width: int, scheme: LaneScheme, inline: Inline) -> LaneMap:
-    """exp(step A) of LANES tokens inside another kernel."""
+def right_lanes(dtype: str, width: int, inline: Inline) -> LaneMap:
+    """The map from LANES coordinates and steps to right actions that a family asks for, inside another kernel."""
+    if inline.kind != "exponential":
+        return (make_rotation(dtype, width) if inline.kind == "rotation" else make_split(dtype, width, inline)).lanes
     from numba import njit
 
+    scheme = kernel_scheme(dtype, "float64", width)
     coords_at, measure, run = make_exponential(dtype, width, scheme, False)
     _, step_at, scratch, generate, _ = coordinate_traces(dtype, width, scheme, inline, coords_at)
 
     @njit(inline="always")
     def fill(w):
         generate(w)
-        fewest, most, top = measure(w)
-        return run(w, fewest, most, top)
+        most, top = measure(w)
+        return run(w, most, top)
 
     return LaneMap(scheme.arithmetic, scratch, coords_at, step_at, fill)

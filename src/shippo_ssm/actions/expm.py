@@ -95,45 +95,28 @@ def arithmetic_of(generator: Tensor) -> tuple[torch.dtype, Scheme]:
     return dtype, DOUBLE if generator.dtype in (torch.float64, torch.complex128) else SINGLE
 
 
-def scale_and_square(generator: Tensor, direction: Tensor | None) -> Tensor:
-    """exp(generator), or the Frechet derivative L(generator, direction), on tensors [.., P, P] without autograd."""
-    dtype, scheme = arithmetic_of(generator)
-    shape, width = generator.shape, generator.shape[-1]
-    if generator.numel() == 0:
-        return torch.empty_like(generator)
-    matrix = generator.detach().reshape(-1, width, width).to(dtype)
-    norm = matrix.abs().sum(-2).amax(-1)
-    # A matrix that is not finite has no scale: it becomes NaN, and needs no squarings for that.
-    finite = norm.isfinite()
-    squarings = torch.log2(torch.where(finite, norm, 0).clamp_min(1e-30) / scheme.theta).ceil().clamp_min(0)
-    scale = torch.where(finite, torch.exp2(-squarings), math.nan)[:, None, None]
-    tangent = [] if direction is None else [direction.detach().reshape(-1, width, width).to(dtype) * scale]
-    result = taylor([matrix * scale, *tangent], scheme.degree)
-    for done in range(int(squarings.amax().item())):
-        (active,) = torch.nonzero(squarings > done, as_tuple=True)
-        if len(active) == len(matrix):
-            result = times(result, result)
-        else:
-            part = [x[active] for x in result]
-            for x, square in zip(result, times(part, part)):
-                x[active] = square
-    return result[-1].to(generator.dtype).reshape(shape)
+def scale_and_square(generator: Tensor, direction: Tensor | None = None, squarings: int | None = None) -> Tensor:
+    """exp(generator), or the Frechet derivative L(generator, direction), for tensors [.., P, P].
 
-
-def expm_formula(generator: Tensor) -> Tensor:
-    """exp(generator) in torch's own operations without reading values, for `torch.func`, forward mode and ONNX.
-
-    Every matrix is squared `MOST_SQUARINGS` times and keeps the result after its own count; one that needs more gives NaN.
+    Every matrix is squared as often as the largest needs it, and keeps the result after its own count. A fixed number of
+    `squarings` reads no values; a matrix that needs more, or is not finite, gives NaN.
     """
     dtype, scheme = arithmetic_of(generator)
     matrix = generator.to(dtype)
     norm = matrix.detach().abs().sum(-2).amax(-1)[..., None, None]
-    squarings = torch.log2(norm.clamp_min(1e-30) / scheme.theta).ceil().clamp_min(0)
-    scale = torch.where(squarings <= MOST_SQUARINGS, torch.exp2(-squarings), math.nan)
-    (result,) = taylor([matrix * scale], scheme.degree)
-    for done in range(MOST_SQUARINGS):
-        result = torch.where(squarings > done, result @ result, result)
-    return result.to(generator.dtype)
+    count = torch.log2(torch.where(norm.isfinite(), norm, 0).clamp_min(1e-30) / scheme.theta).ceil().clamp_min(0)
+    rounds = squarings if squarings is not None else int(count.amax().item()) if generator.numel() else 0
+    scale = torch.where(norm.isfinite() & (count <= rounds), torch.exp2(-count), math.nan)
+    tangent = [] if direction is None else [direction.to(dtype) * scale]
+    result = taylor([matrix * scale, *tangent], scheme.degree)
+    for done in range(rounds):
+        result = [torch.where(count > done, square, x) for x, square in zip(result, times(result, result))]
+    return result[-1].to(generator.dtype)
+
+
+def expm_formula(generator: Tensor) -> Tensor:
+    """exp(generator) in torch's own operations without reading values, for `torch.func`, forward mode and ONNX."""
+    return scale_and_square(generator, squarings=MOST_SQUARINGS)
 
 
 def check_square(op: str, name: str, matrix: Tensor) -> None:

@@ -6,8 +6,8 @@ builder + constants, record of operands --launch--> machine code on all threads
 from shippo_ssm.engine.blocks import LANES, LaneMap, block_reader, block_writer, transposed
 from shippo_ssm.engine.cache import cache_directory
 from shippo_ssm.engine.emitter import Emitter, Pointer, Variable, register_lanes, simd, simd_lanes, tile_columns
-from shippo_ssm.engine.gpu import Config, has_packed_float32, launch_gpu
-from shippo_ssm.engine.memory import recycled, release_memory
+from shippo_ssm.engine.gpu import Config, launch_gpu
+from shippo_ssm.engine.memory import recycled
 from shippo_ssm.engine.run import allocate, custom_op, differentiate, launch
 
 __all__ = [
@@ -23,12 +23,10 @@ __all__ = [
     "cache_directory",
     "custom_op",
     "differentiate",
-    "has_packed_float32",
     "launch",
     "launch_gpu",
     "recycled",
     "register_lanes",
-    "release_memory",
     "simd",
     "simd_lanes",
     "tile_columns",

@@ -18,49 +18,6 @@ def padded(size):
 
 
 @triton.jit
-def mul(a, b, PACKED: tl.constexpr):
-    """a b. PACKED, here and below, is the number of float32 numbers of a lane that go into one instruction: 2 where
-    `engine.has_packed_float32` says so; 1 keeps the compiler from forming pairs that it must assemble first; 0 leaves it to the
-    compiler, on any GPU."""
-    if PACKED == 2:
-        return tl.inline_asm_elementwise(
-            "{.reg .b64 a, b; mov.b64 a, {$2, $3}; mov.b64 b, {$4, $5}; mul.rn.f32x2 a, a, b; mov.b64 {$0, $1}, a;}",
-            "=f,=f,f,f,f,f", [a, b], tl.float32, True, 2,
-        )  # fmt: skip
-    elif PACKED == 1:
-        return tl.inline_asm_elementwise("mul.rn.f32 $0, $1, $2;", "=f,f,f", [a, b], tl.float32, True, 1)
-    else:
-        return a * b
-
-
-@triton.jit
-def add(a, b, PACKED: tl.constexpr):
-    """a + b."""
-    if PACKED == 2:
-        return tl.inline_asm_elementwise(
-            "{.reg .b64 a, b; mov.b64 a, {$2, $3}; mov.b64 b, {$4, $5}; add.rn.f32x2 a, a, b; mov.b64 {$0, $1}, a;}",
-            "=f,=f,f,f,f,f", [a, b], tl.float32, True, 2,
-        )  # fmt: skip
-    else:
-        return a + b
-
-
-@triton.jit
-def fma(a, b, c, PACKED: tl.constexpr):
-    """a b + c, rounded once."""
-    if PACKED == 2:
-        return tl.inline_asm_elementwise(
-            "{.reg .b64 a, b, c; mov.b64 a, {$2, $3}; mov.b64 b, {$4, $5}; mov.b64 c, {$6, $7}; "
-            "fma.rn.f32x2 a, a, b, c; mov.b64 {$0, $1}, a;}",
-            "=f,=f,f,f,f,f,f,f", [a, b, c], tl.float32, True, 2,
-        )  # fmt: skip
-    elif PACKED == 1:
-        return tl.inline_asm_elementwise("fma.rn.f32 $0, $1, $2, $3;", "=f,f,f,f", [a, b, c], tl.float32, True, 1)
-    else:
-        return tl.fma(a, b, c)
-
-
-@triton.jit
 def unbind(tile, SIZE: tl.constexpr):
     """The SIZE columns [BM] of a tile [BM, SIZE]."""
     if SIZE == 1:

@@ -399,12 +399,6 @@ class Emitter:
         kept = builder.fcmp_unordered(">=", z, self.constant(1 - bias))
         return builder.select(kept, scaled, self.constant(0.0))
 
-    def flush(self, x: Any) -> Any:
-        """x >= 0, or zero where it and its products come close to subnormal numbers, which are slow; NaN for NaN."""
-        mantissa, bias, _ = _FORMATS[self.dtype]
-        small = self.builder.fcmp_ordered("<", x, self.constant(2.0 ** (mantissa + 4 - bias)))
-        return self.builder.select(small, self.constant(0.0), x)
-
     @contextlib.contextmanager
     def when_any(self, vector: Any) -> Iterator[None]:
         """What is traced inside runs only where a lane of `vector` is not zero; results leave it by stores alone."""

@@ -10,10 +10,7 @@ import functools
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
-import torch
-from torch import Tensor
-
-from shippo_ssm.dispatch import compute_dtype, is_interpreted
+from shippo_ssm.dispatch import is_interpreted
 
 
 class Config(NamedTuple):
@@ -21,13 +18,6 @@ class Config(NamedTuple):
 
     sizes: tuple[tuple[str, int], ...]
     num_warps: int = 1
-
-
-def has_packed_float32(tensor: Tensor) -> bool:
-    """Whether kernels should take two float32 numbers of a lane in one instruction, as NVIDIA's GPUs can from Blackwell on."""
-    if tensor.device.type != "cuda" or is_interpreted() or torch.version.cuda is None:
-        return False
-    return compute_dtype(tensor.dtype) == torch.float32 and torch.cuda.get_device_capability(tensor.device) >= (10, 0)
 
 
 def launch_gpu(

@@ -1,6 +1,6 @@
 """Large arrays whose memory is used again: touching a fresh page costs more than filling it with results.
 
-Freed blocks wait for the next array of about the same size, up to an eighth of the memory; `release_memory` gives them back.
+Freed blocks wait for the next array of about the same size, up to an eighth of the memory.
 Sizes come in eight steps between powers of two, so that batches of many lengths share a few blocks.
 """
 
@@ -30,15 +30,6 @@ def recycled(num_bytes: int) -> np.ndarray:
     array = block[skip : skip + num_bytes].view()
     weakref.finalize(array, _keep, block).atexit = False
     return array
-
-
-def release_memory() -> int:
-    """Give memory that waits to be used again back to the system; returns the number of bytes."""
-    released = 0
-    with contextlib.suppress(IndexError):
-        while True:
-            released += _idle.popleft().size
-    return released
 
 
 def _take(size: int) -> np.ndarray:

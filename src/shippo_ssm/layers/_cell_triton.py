@@ -26,10 +26,9 @@ def scaled(numbers, factor, COUNT: tl.constexpr):
 def cell_step(
     value, write, read, step, mix, drift, right, memory, last_write, last_value, y, after, groups, crowd,
     SHARED: tl.constexpr, N: tl.constexpr, P: tl.constexpr, RANK: tl.constexpr, HAS_RIGHT: tl.constexpr, VARYING: tl.constexpr,
-    DTYPE: tl.constexpr, PACKED: tl.constexpr, BG: tl.constexpr, HALVES: tl.constexpr,
+    DTYPE: tl.constexpr, BG: tl.constexpr, HALVES: tl.constexpr,
 ):  # fmt: skip
     """H' = L (H + (1 - mix) step U_last) right + mix step U, and y = read^T H'."""
-    PAIRS: tl.constexpr = 2 if PACKED and HALVES else 0
     home, g, n = tl.program_id(0) * BG, tl.arange(0, BG), tl.arange(0, padded(N))
     real = home + g < groups
     u = tl.program_id(1).to(tl.int64) * groups + home
@@ -43,12 +42,12 @@ def cell_step(
     entering = scaled(load_numbers(last_value, u, g, real, RANK * P, DTYPE), steps - gamma, RANK * P)
     sources = scaled(load_numbers(value, u, g, real, RANK * P, DTYPE), gamma, RANK * P)
     state = load_state(memory, u, g, n, real, N, P, DTYPE)
-    state = add_source(state, load_shared(last_write, v, s, n, has_set, BG, RANK, N, DTYPE), entering, 0, RANK, P, PAIRS)
-    state = move(state, tl.exp2(steps[:, None] * rates), rights, 0, False, HAS_RIGHT, P, PAIRS)
-    state = add_source(state, load_shared(write, v, s, n, has_set, BG, RANK, N, DTYPE), sources, 0, RANK, P, PAIRS)
+    state = add_source(state, load_shared(last_write, v, s, n, has_set, BG, RANK, N, DTYPE), entering, 0, RANK, P)
+    state = move(state, tl.exp2(steps[:, None] * rates), rights, 0, False, HAS_RIGHT, P)
+    state = add_source(state, load_shared(write, v, s, n, has_set, BG, RANK, N, DTYPE), sources, 0, RANK, P)
     readout = load_shared(read, v, s, n, has_set, BG, 1, N, DTYPE)[0]
     readouts = ()
     for _ in tl.static_range(P):
         readouts += (readout,)
-    store_tile(y, u, g, real, fold(readouts, state, P, HALVES, PAIRS), P)
+    store_tile(y, u, g, real, fold(readouts, state, P, HALVES), P)
     store_state(after, u, g, n, real, state, N, P)

@@ -15,8 +15,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from shippo_ssm.actions._exponential_cpu import right_lanes
 from shippo_ssm.actions.kernels import Inline, sigmoid, softplus
-from shippo_ssm.actions.lanes import right_lanes
 from shippo_ssm.engine import LANES, Emitter, Pointer, register_lanes, simd
 
 

@@ -25,7 +25,7 @@ from torch import Tensor
 from torch.distributed import ProcessGroup
 
 from shippo_ssm.dispatch import compute_dtype, uses_gpu_step
-from shippo_ssm.engine import has_packed_float32, launch_gpu
+from shippo_ssm.engine import launch_gpu
 from shippo_ssm.layers.halo import halo
 from shippo_ssm.layers.mixer import Segment
 from shippo_ssm.layers.rows import scaled
@@ -205,10 +205,19 @@ def gpu_step(*operands: Tensor | None) -> tuple[Tensor, Tensor]:
     value, read, drift, memory = (arguments[name] for name in ("value", "read", "drift", "memory"))
     batch, groups, order, width = memory.shape
     y, after = value.new_empty(batch, groups, width), torch.empty_like(memory)
-    arguments |= {"y": y, "after": after, "groups": groups, "SHARED": groups // read.shape[1], "N": order, "P": width}
-    arguments |= {"crowd": 1 << (batch * groups - 1).bit_length(), "RANK": value.numel() // (batch * groups * width)}
-    arguments |= {"HAS_RIGHT": arguments["right"] is not None, "VARYING": drift.ndim == 3}
-    arguments |= {"DTYPE": tl.float64 if memory.dtype == torch.float64 else tl.float32, "PACKED": has_packed_float32(memory)}
+    arguments |= {
+        "y": y,
+        "after": after,
+        "groups": groups,
+        "SHARED": groups // read.shape[1],
+        "crowd": 1 << (batch * groups - 1).bit_length(),
+        "N": order,
+        "P": width,
+        "RANK": value.numel() // (batch * groups * width),
+        "HAS_RIGHT": arguments["right"] is not None,
+        "VARYING": drift.ndim == 3,
+        "DTYPE": tl.float64 if memory.dtype == torch.float64 else tl.float32,
+    }
     launch_gpu(kernels.cell_step, lambda sizes: (-(-groups // sizes["BG"]), batch), arguments, step_configs(order, width))
     return y, after
 

@@ -26,19 +26,6 @@ Gradients of shared vectors are added up over the groups of an item, in their or
 
 The gradient of step drift is q = <H_old, S> rather than <H - write value^T, S_new>: the same number without a cancellation,
 hence exactly zero where the memory was wiped.
-
-Summary: the map H -> left H right + update of a segment, without its states. From the last position to the first, with D the
-decay and W the product of the right actions after the position,
-
-    update <- update + (D * write) (value^T W);    W <- right W;    D <- exp(step drift) * D,
-
-which costs N P + P^3 multiplications per position, the recurrence N P^2. W can overflow and D underflow where D W does not, so
-powers of two move from W to D as they go: the map stays the same, and left and right are those of the map up to a power of two.
-
-The mirrored form is the adjoint's, S_{t-1} = L_t (S_t + read_t dy_t^T) R_t^T: from the first position to the last, with dy for
-value and read for write,
-
-    W <- right^T W;    D <- exp(step drift) * D;    update <- update + (D * read) (dy^T W).
 """
 
 from __future__ import annotations
@@ -48,15 +35,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from shippo_ssm.engine import Emitter, Pointer, register_lanes, simd, simd_lanes, tile_columns, transposed
+from shippo_ssm.engine import Emitter, Pointer, register_lanes, simd, simd_lanes, tile_columns
 from shippo_ssm.scan.algebra import Recurrence
 
 # Tokens of a block between a prefetch and its use: few enough that what is fetched still lies in the first cache.
 PREFETCH = 16
-# The largest entry of W from which a summary rebalances W and D; a power of two.
-BALANCED = 2.0**16
-# Rows and columns of the blocks in which a matrix is transposed.
-SIDE = 8
 # Rows of a product that are unrolled.
 STRIP = 4
 # A `Recurrence` as traces see it: every field is a `Pointer`.
@@ -82,6 +65,8 @@ class Case(NamedTuple):
     """`padded_order`."""
     streamed: bool = False
     """Whether gradients bypass the caches."""
+    mirrored: bool = False
+    """Whether the forward kernel goes back in time: see `build_forward`."""
 
 
 class Items(NamedTuple):
@@ -123,25 +108,6 @@ class Backward(NamedTuple):
     dinitial: Any
 
 
-class Summary(NamedTuple):
-    """Operands of the summary kernel; of the record it reads value, write, step, drift and right."""
-
-    items: Items
-    recurrence: Recurrence
-    left: Any
-    right: Any
-    update: Any
-
-
-class Behind(NamedTuple):
-    """Scratch of the summary: update [group, P, row], D [group, row], W [group, P, wide], value^T W [group, r, wide]."""
-
-    update: Any
-    decay: Any
-    product: Any
-    moved: Any
-
-
 class Chunk(NamedTuple):
     """Scratch: states [position, group, P, row], decays [position, group, row] and, of operands in bfloat16, numbers that are
     splat one by one, [position, group, P P + r P + P] (right, value, dy), of one chunk or one position."""
@@ -152,8 +118,8 @@ class Chunk(NamedTuple):
 
 
 class Adjoint(NamedTuple):
-    """Scratch of the backward pass: dLoss/dH [group, P, row], M = decay dLoss/dH of one group as [P, row] and again as [N, P],
-    and ddrift [group, row] of a chunk."""
+    """Scratch of the backward pass: dLoss/dH [group, P, row], M = decay dLoss/dH of one group as [P, row], and ddrift
+    [group, row] of a chunk."""
 
     state: Any
     moved: Any
@@ -173,7 +139,7 @@ class Place(NamedTuple):
     new: Any
     """The cell of its new state."""
     group: Any
-    """The cell of its group, in an `Adjoint` or `Behind`."""
+    """The cell of its group, in an `Adjoint`."""
 
 
 def padded_order(dtype: str, order: int) -> int:
@@ -183,9 +149,12 @@ def padded_order(dtype: str, order: int) -> int:
 
 
 def build_forward(case: Case) -> Any:
-    """The forward kernel: y, the final states and, unless `checkpoints` is empty, the state before every chunk."""
+    """The forward kernel: y, the final states and, unless `checkpoints` is empty, the state before every chunk.
+
+    A mirrored one is S_{t-1} = L_t (S_t + write_t value_t^T) R_t^T, and gives the state before the first position alone.
+    """
     step_forward, prepare, many = _forward_step(case, replays=False), _prepare(case, replays=False), num_numbers(case)
-    row, chunk, varying, size = case.row, case.chunk, case.varying, case.width * case.row
+    row, chunk, varying, mirrored, size = case.row, case.chunk, case.varying, case.mirrored, case.width * case.row
     tiled = case.width > tile_columns(case.dtype, simd_lanes(case.dtype, case.order))
     locate, copy, (load_states, store_states) = _locate(), _copy(case), _state_copies(case)
     element = np.dtype(case.dtype).type
@@ -210,7 +179,8 @@ def build_forward(case: Case) -> Any:
                 if checkpoints.size:
                     kept = ((first_chunk[sequence] + (low - begin) // chunk) * groups + first) * size
                     copy(states, old * size, checkpoints, kept, count * size)
-                for t in range(low, min(low + chunk, end)):
+                for time in range(low, min(low + chunk, end)):
+                    t = begin + end - 1 - time if mirrored else time
                     for g in range(count):
                         token = t * groups + first + g
                         drift_row = token if varying else first + g
@@ -233,7 +203,6 @@ def build_backward(case: Case) -> Any:
     prepare, many = _prepare(case, replays=True), num_numbers(case)
     order, rank, row, chunk, varying, shared = case.order, case.rank, case.row, case.chunk, case.varying, case.shared
     size, locate, copy, (load_states, store_states) = case.width * row, _locate(), _copy(case), _state_copies(case)
-    clear = _clear(case)
     element = np.dtype(case.dtype).type
 
     def backward(operands, start, stop):
@@ -243,7 +212,7 @@ def build_backward(case: Case) -> Any:
         adjoint = np.empty(block * size, element)
         slopes = np.empty(block * row, element)
         scratch = Chunk(states, np.empty(chunk * block * row, element), np.empty(chunk * block * many, element))
-        adjoints = Adjoint(adjoint, np.empty(2 * size, element), slopes)
+        adjoints = Adjoint(adjoint, np.empty(size, element), slopes)
         for item in range(start, stop):
             sequence, first, count, part = locate(items, item, homes)
             skip = groups - count
@@ -260,8 +229,10 @@ def build_backward(case: Case) -> Any:
                 for t in range(low, high):
                     if shared:
                         rows, corner = homes[count - 1] - homes[0] + 1, own + t * sets + homes[0]
-                        clear(gradient.read, corner * order, rows * order)
-                        clear(gradient.write, corner * rank * order, rows * rank * order)
+                        for n in range(rows * order):
+                            gradient.read[corner * order + n] = 0
+                        for n in range(rows * rank * order):
+                            gradient.write[corner * rank * order + n] = 0
                     for g in range(count):
                         token, cell = t * groups + first + g, (t - low) * block + g
                         drift_row = token if varying else first + g
@@ -288,83 +259,6 @@ def build_backward(case: Case) -> Any:
                 store_states(adjoint, 0, count, dinitial, sequence * groups + first)
 
     return backward
-
-
-def build_summary(case: Case, mirrored: bool) -> Any:
-    """The summary kernel: the `Affine` of every sequence and group, or of its adjoint where `mirrored`."""
-    # Positions that a trace unrolls, with D, W and the update in registers, unless the code would grow long.
-    many = 2 if case.width <= 8 else 1
-    order, width, rank, row, varying, has_right = case.order, case.width, case.rank, case.row, case.varying, case.has_right
-    locate, (_, store_states) = _locate(), _state_copies(case)
-    size, wide = width * row, padded_order("float64", width)
-    # Numbers of value^T W of one group.
-    room = many * rank * wide
-    turn_many, gather_many = _turn(case, mirrored, many, room), _gather(case, mirrored, many, room)
-    turn, gather = _turn(case, mirrored, 1, room), _gather(case, mirrored, 1, room)
-    area = width * wide
-    element, most = np.dtype(case.dtype).type, float(np.finfo(case.dtype).max)
-
-    def summary(operands, start, stop):
-        items, recurrence, left, right, update = operands
-        bounds, _, groups, sets, block, _ = items
-        way = 1 if mirrored else -1
-        stride, next_vector = way * groups, way * sets
-        states, decays, homes = np.empty(block * size, element), np.empty(block * row, element), np.empty(block, np.int64)
-        products, moved = np.empty(block * area, np.float64), np.empty(block * room, element)
-        scratch = Behind(states, decays, products, moved)
-        for item in range(start, stop):
-            sequence, first, count, _ = locate(items, item, homes)
-            begin, end = bounds[sequence], bounds[sequence + 1]
-            states[:] = 0
-            decays[:] = 1
-            products[:] = 0
-            for g in range(count):
-                for p in range(width):
-                    products[g * area + p * wide + p] = 1
-            done = 0
-            while done < end - begin:
-                t = begin + done if mirrored else end - 1 - done
-                whole = end - begin - done >= many
-                for g in range(count):
-                    token = t * groups + first + g
-                    drift_row = token if varying else first + g
-                    place = Place(token, t * sets + homes[g], drift_row, 0, 0, 0, g)
-                    if whole:
-                        if has_right:
-                            turn_many(place, scratch, recurrence, stride)
-                        gather_many(place, scratch, recurrence, stride, next_vector)
-                    else:
-                        if has_right:
-                            turn(place, scratch, recurrence, stride)
-                        gather(place, scratch, recurrence, stride, next_vector)
-                    if has_right:
-                        # Powers of two move from W to D before either leaves the range of its dtype: no digit changes.
-                        largest = 0.0
-                        for i in range(g * area, g * area + area):
-                            largest = max(largest, abs(products[i]))
-                        if largest > BALANCED or 0 < largest < 1 / BALANCED:
-                            scale = 1.0
-                            while largest * scale > 1 and scale > 0:
-                                scale *= 0.5
-                            while largest * scale < 0.5:
-                                scale *= 2
-                            if scale > 0:
-                                for i in range(g * area, g * area + area):
-                                    products[i] *= scale
-                                for i in range(g * row, g * row + row):
-                                    decays[i] = min(decays[i] / scale, most)
-                done += many if whole else 1
-            store_states(states, 0, count, update, sequence * groups + first)
-            for g in range(count):
-                corner = sequence * groups + first + g
-                for n in range(order):
-                    left[corner * order + n] = decays[g * row + n]
-                if has_right:
-                    for p in range(width):
-                        for q in range(width):
-                            right[(corner * width + p) * width + q] = products[g * area + p * wide + q]
-
-    return summary
 
 
 def _locate() -> Any:
@@ -425,15 +319,6 @@ def _copy(case: Case) -> Any:
     return copy
 
 
-def _clear(case: Case) -> Any:
-    @simd(case.dtype, simd_lanes(case.dtype, case.order))
-    def clear(emit: Emitter, array: Pointer, start: Any, length: Any) -> None:
-        for n in emit.blocks(length):
-            emit.store(array, emit.at(start, n), emit.constant(0.0))
-
-    return clear
-
-
 def _prepare(case: Case, *, replays: bool) -> Any:
     """exp(step drift) of one position and group, in a loop of its own: its long dependency chains then overlap.
 
@@ -479,7 +364,7 @@ def _numbers(
 def _forward_step(case: Case, *, replays: bool) -> Any:
     """One position of one group: the new state from the old one, and y; or dread, from dy, where it `replays` a chunk."""
     order, width, rank, row, has_right, has_seen = case.order, case.width, case.rank, case.row, case.has_right, case.has_seen
-    lanes = simd_lanes(case.dtype, order)
+    lanes, mirrored = simd_lanes(case.dtype, order), case.mirrored
     columns = tile_columns(case.dtype, lanes)
 
     @simd(case.dtype, lanes)
@@ -513,6 +398,15 @@ def _forward_step(case: Case, *, replays: bool) -> Any:
         def load_writes(n: Any) -> list[Any]:
             return [emit.load(write, emit.at(emit.times(vector, rank * order), n, r * order)) for r in range(rank)]
 
+        if mirrored:
+            for n in emit.blocks(order):
+                rows = load_rows(emit, states, emit.at(old_state, n), width, row)
+                for where, line in zip(load_writes(n), _splats(emit, value, first, rank, width)):
+                    rows = [emit.fma(where, x, h) for x, h in zip(line, rows)]
+                for p, h in enumerate(rows):
+                    emit.store(states, emit.at(old_state, n, p * row), h, padded=True)
+        # Between two columns of R, or of its transpose.
+        stride = width if mirrored else 1
         for q, count in emit.strips(width, columns):
             values = [_splats(emit, value, emit.at(first, q, r * width), 1, count)[0] for r in range(rank)]
             outputs = [emit.variable() for _ in range(count * (not replays))]
@@ -520,18 +414,21 @@ def _forward_step(case: Case, *, replays: bool) -> Any:
             for n in emit.blocks(order):
                 left = emit.load(decays, emit.at(emit.times(place.old, row), n), padded=True)
                 if has_right and width > columns:
-                    state = _tile(emit, width, count, states, emit.at(old_state, n), row, right, emit.at(matrix, q), 1)
+                    column = emit.at(matrix, emit.times(q, stride))
+                    state = _tile(emit, width, count, states, emit.at(old_state, n), row, right, column, stride)
                 elif has_right:
-                    state = _product(emit, load_rows(emit, states, emit.at(old_state, n), width, row), right, matrix, 1)
+                    state = _product(emit, load_rows(emit, states, emit.at(old_state, n), width, row), right, matrix, stride)
                 else:
                     state = load_rows(emit, states, emit.at(old_state, n, emit.times(q, row)), count, row)
                 state = moved = [emit.mul(left, x) for x in state]
                 writes = load_writes(n)
-                for where, line in zip(writes, values):
+                for where, line in zip([] if mirrored else writes, values):
                     state = [emit.fma(where, x, h) for x, h in zip(line, state)]
                 for p, h in enumerate(state):
                     emit.store(states, emit.at(new_state, n, emit.times(emit.at(q, p), row)), h, padded=True)
                 shown = moved if has_seen else state
+                if mirrored:
+                    continue
                 if not replays:
                     readout = emit.load(read, emit.at(emit.times(vector, order), n))
                     for output, h in zip(outputs, shown):
@@ -544,7 +441,7 @@ def _forward_step(case: Case, *, replays: bool) -> Any:
                 for p, output in enumerate(outputs):
                     shown = emit.splat(seen, emit.at(sources, q, r * width + p))
                     output.set(emit.fma(overlap.get(), shown, output.get()))
-            if not replays:
+            if not replays and not mirrored:
                 emit.store_sums(y, emit.at(emit.times(token, width), q), [output.get() for output in outputs])
         if replays and width > columns:
             for n in emit.blocks(order):
@@ -567,7 +464,6 @@ def _backward_step(case: Case) -> Any:
     columns = tile_columns(dtype, lanes)
     # A product of more than one tile reads its rows from scratch.
     tiled = has_right and width > columns
-    across = tiled and width % SIDE == 0 and order % SIDE == 0
 
     @simd(dtype, lanes)
     def backward_step(
@@ -639,8 +535,7 @@ def _backward_step(case: Case) -> Any:
                 store_slope(n, load_rows(emit, adjoint, emit.at(state, n), width, row))
         emit.store_sums(out.step, token, [dsteps.get()])
         if has_right:
-            store_dright = _store_dright_across if across else _store_dright
-            store_dright(emit, states, old_state, moved, out.right, dmatrix)
+            _store_dright(emit, states, old_state, moved, out.right, dmatrix)
 
     def _store_dright(emit: Emitter, states: Pointer, old: Any, moved: Pointer, dright: Pointer, start: Any) -> None:
         # H_old^T M in tiles of two by four: eight sums, six operands, within sixteen registers.
@@ -657,111 +552,7 @@ def _backward_step(case: Case) -> Any:
                     sums = [total.get() for total in line]
                     emit.store_sums(dright, emit.at(start, p * width + left), sums, streamed=streamed and width % 4 == 0)
 
-    def _store_dright_across(emit: Emitter, states: Pointer, old: Any, moved: Pointer, dright: Pointer, start: Any) -> None:
-        # The same with lanes along the columns of M, which is turned into [N, P] behind itself: no sum over lanes is left.
-        eight = Emitter(emit.builder, dtype, SIDE)
-        turned = emit.at(width * row)
-        for p in range(0, width, SIDE):
-            for n in eight.blocks(order):
-                columns = transposed(eight, load_rows(eight, moved, emit.at(n, p * row), SIDE, row))
-                for i, column in enumerate(columns):
-                    eight.store(moved, emit.at(turned, emit.times(emit.at(n, i), width), p), column, padded=True)
-        line = Emitter(emit.builder, dtype, simd_lanes(dtype, width))
-        for p, count in emit.strips(width, tile_columns(dtype, line.lanes)):
-            for q in line.blocks(width):
-                tile = [line.variable() for _ in range(count)]
-                for n in emit.each(order // 4):
-                    for i in range(4):
-                        m = emit.at(emit.times(n, 4), i)
-                        row_of_m = line.load(moved, emit.at(turned, emit.times(m, width), q), padded=True)
-                        for j, total in enumerate(tile):
-                            h = line.splat(states, emit.at(old, m, emit.times(emit.at(p, j), row)))
-                            total.set(line.fma(h, row_of_m, total.get()))
-                for j, total in enumerate(tile):
-                    line.store(dright, emit.at(start, emit.times(emit.at(p, j), width), q), total.get(), streamed=streamed)
-
     return backward_step
-
-
-def _turn(case: Case, mirrored: bool, many: int, room: int) -> Any:
-    """`many` positions of one group: value^T W of each, and their right actions taken into W; lanes along the columns of W.
-
-    W is a long product that every position hands its rounding to, so it is kept in double precision.
-    """
-    width, rank = case.width, case.rank
-    wide = padded_order("float64", width)
-
-    @simd("float64", simd_lanes("float64", width))
-    def turn(emit: Emitter, place: Place, scratch: Behind, recurrence: Pointers, stride: Any) -> None:
-        outside = Emitter(emit.builder, case.dtype, emit.lanes)
-        product, first_moved = emit.times(place.group, width * wide), emit.times(place.group, room)
-        single = case.dtype != "float64"
-
-        def wide_splats(array: Pointer, start: Any, rows: int) -> list[list[Any]]:
-            # A row is loaded and widened as one vector: single entries would be gathered into vectors by LLVM, which is slow.
-            line = Emitter(emit.builder, case.dtype, width)
-            vectors = [line.load(array, emit.at(start, i * width), padded=True) for i in range(rows)]
-            if single:
-                vectors = [emit.builder.fpext(vector, Emitter(emit.builder, "float64", width).vector) for vector in vectors]
-            return [[emit.lane(vector, j) for j in range(width)] for vector in vectors]
-
-        for q in emit.blocks(wide):
-            rows = load_rows(emit, scratch.product, emit.at(product, q), width, wide)
-            for c in range(many):
-                token = emit.at(place.token, emit.times(stride, c))
-                matrix = wide_splats(recurrence.right, emit.times(token, width * width), width)
-                moved = [emit.dot(line, rows) for line in (zip(*matrix) if mirrored else matrix)]
-                values = wide_splats(recurrence.value, emit.times(token, rank * width), rank)
-                for r in range(rank):
-                    line = emit.dot(values[r], moved if mirrored else rows)
-                    line = emit.builder.fptrunc(line, outside.vector) if single else line
-                    outside.store(scratch.moved, emit.at(first_moved, q, (c * rank + r) * wide), line, padded=True)
-                rows = moved
-            for p in range(width):
-                emit.store(scratch.product, emit.at(product, q, p * wide), rows[p], padded=True)
-
-    return turn
-
-
-def _gather(case: Case, mirrored: bool, many: int, room: int) -> Any:
-    """`many` positions of one group: (D * write) (value^T W) of each into the update, and their decays into D."""
-    order, width, rank, row, has_right, varying = case.order, case.width, case.rank, case.row, case.has_right, case.varying
-    wide = padded_order("float64", width)
-
-    @simd(case.dtype, simd_lanes(case.dtype, order))
-    def gather(emit: Emitter, place: Place, scratch: Behind, record: Pointers, stride: Any, next_vector: Any) -> None:
-        value, write, _, step, drift, right, _ = record
-        update_at = emit.times(place.group, width * row)
-        tokens = [emit.at(place.token, emit.times(stride, c)) for c in range(2 * many)]
-        vectors = [emit.at(place.vector, emit.times(next_vector, c)) for c in range(2 * many)]
-        for token, vector in zip(tokens[many:], vectors[many:]):
-            rows = ((value, token, rank * width), (write, vector, rank * order), (right, token, has_right * width**2))
-            for array, index, length in rows:
-                emit.prefetch(array, emit.times(index, length), length)
-        for n in emit.blocks(order):
-            decay = emit.load(scratch.decay, emit.at(emit.times(place.group, row), n), padded=True)
-            update = load_rows(emit, scratch.update, emit.at(update_at, n), width, row)
-            drifts = None if varying else emit.load(drift, emit.at(emit.times(place.drift_row, order), n))
-            for c, (token, vector) in enumerate(zip(tokens[:many], vectors)):
-                if varying:
-                    drifts = emit.load(drift, emit.at(emit.times(token, order), n))
-                rate = emit.mul(emit.splat(step, token), emit.constant(math.log2(math.e)))
-                further = emit.flush(emit.mul(emit.exp2(emit.mul(rate, drifts)), decay))
-                for r in range(rank):
-                    where = emit.load(write, emit.at(emit.times(vector, rank * order), n, r * order))
-                    where = emit.mul(where, further if mirrored else decay)
-                    if has_right:
-                        array, source = scratch.moved, emit.at(emit.times(place.group, room), (c * rank + r) * wide)
-                    else:
-                        array, source = value, emit.at(emit.times(token, rank * width), r * width)
-                    (line,) = _splats(emit, array, source, 1, width)
-                    update = [emit.fma(where, x, h) for x, h in zip(line, update)]
-                decay = further
-            for p in range(width):
-                emit.store(scratch.update, emit.at(update_at, n, p * row), update[p], padded=True)
-            emit.store(scratch.decay, emit.at(emit.times(place.group, row), n), decay, padded=True)
-
-    return gather
 
 
 def _product(emit: Emitter, rows: list[Any], matrix: Pointer, start: Any, stride: int) -> list[Any]:

@@ -30,13 +30,10 @@ import triton
 import triton.language as tl
 
 from shippo_ssm.engine._triton_kernels import (
-    add,
     bind,
     filled,
-    fma,
     load_numbers,
     load_state,
-    mul,
     padded,
     places,
     store_state,
@@ -124,7 +121,7 @@ def zero_state(BG: tl.constexpr, BN: tl.constexpr, P: tl.constexpr, DTYPE: tl.co
 
 
 @triton.jit
-def fold(firsts, seconds, COUNT: tl.constexpr, HALVES: tl.constexpr, PACKED: tl.constexpr):
+def fold(firsts, seconds, COUNT: tl.constexpr, HALVES: tl.constexpr):
     """sum_n firsts[k] seconds[k] for COUNT pairs of tiles [BG, BN], as one tile [BG, COUNT], filled to a power of two.
 
     What lies in one lane, 2^HALVES numbers, is added there; the rest is turned around, so that a lane holds all numbers of one
@@ -134,104 +131,69 @@ def fold(firsts, seconds, COUNT: tl.constexpr, HALVES: tl.constexpr, PACKED: tl.
     PARTS: tl.constexpr = 2**HALVES
     BG: tl.constexpr = firsts[0].shape[0]
     REST: tl.constexpr = firsts[0].shape[1] // PARTS
-    ONE: tl.constexpr = 1 if PACKED else 0
     products = ()
     for k in tl.static_range(COUNT):
         a = unbind(tl.reshape(firsts[k], (BG * REST, PARTS)), PARTS)
         b = unbind(tl.reshape(seconds[k], (BG * REST, PARTS)), PARTS)
-        here = mul(a[0], b[0], ONE)
+        here = a[0] * b[0]
         for part in tl.static_range(1, PARTS):
-            here = fma(a[part], b[part], here, ONE)
+            here = tl.fma(a[part], b[part], here)
         products += (here,)
     tile = tl.reshape(bind(filled(products, COUNT), 0, 1, SIZE), (BG, REST, SIZE))
-    return tl.reshape(total(tl.reshape(tl.permute(tile, (0, 2, 1)), (BG * SIZE, REST)), REST, PACKED), (BG, SIZE))
+    return tl.reshape(total(tl.reshape(tl.permute(tile, (0, 2, 1)), (BG * SIZE, REST)), REST), (BG, SIZE))
 
 
 @triton.jit
-def fold_outer(rows, columns, P: tl.constexpr, HALVES: tl.constexpr, PACKED: tl.constexpr):
-    """sum_n rows[p] columns[q] for all p and q, as one tile [BG, P P], filled to a power of two.
-
-    In a warp with one number of each sum per lane, two lanes first add two sums q and q + 1 to each other, each lane one of
-    them: half as much is left to be turned around by `fold`'s exchange, which would stall the GPU.
-    """
-    PARTS: tl.constexpr = 2**HALVES
-    BG: tl.constexpr = rows[0].shape[0]
-    REST: tl.constexpr = rows[0].shape[1] // PARTS
-    ONE: tl.constexpr = 1 if PACKED else 0
-    if BG * REST == 32 and REST > 1 and P > 1 and padded(P) == P:
-        lane = tl.arange(0, BG * REST) % REST
-        partner = tl.broadcast_to((tl.arange(0, REST) ^ (REST // 2))[None, :], (BG, REST))
-        own, other = (), ()
-        for q in tl.static_range(0, P, 2):
-            x = unbind(tl.reshape(columns[q], (BG * REST, PARTS)), PARTS)
-            y = unbind(tl.reshape(columns[q + 1], (BG * REST, PARTS)), PARTS)
-            for part in tl.static_range(PARTS):
-                own += (tl.where(lane < REST // 2, x[part], y[part]),)
-                other += (tl.where(lane < REST // 2, y[part], x[part]),)
-        sums = ()
-        for p in tl.static_range(P):
-            a = unbind(tl.reshape(rows[p], (BG * REST, PARTS)), PARTS)
-            for q in tl.static_range(P // 2):
-                near, far = mul(a[0], own[q * PARTS], ONE), mul(a[0], other[q * PARTS], ONE)
-                for part in tl.static_range(1, PARTS):
-                    near, far = fma(a[part], own[q * PARTS + part], near, ONE), fma(a[part], other[q * PARTS + part], far, ONE)
-                far = tl.gather(tl.reshape(far, (BG, REST)), partner, 1)
-                sums += (near + tl.reshape(far, (BG * REST,)),)
-        tile = tl.reshape(bind(sums, 0, 1, P * P // 2), (BG, 2, REST // 2, P * P // 2))
-        tile = tl.reshape(tl.permute(tile, (0, 3, 1, 2)), (BG * P * P, REST // 2))
-        return tl.reshape(total(tile, REST // 2, PACKED), (BG, P * P))
-    else:
-        firsts, seconds = (), ()
-        for p in tl.static_range(P):
-            seconds += columns
-            for _ in tl.static_range(P):
-                firsts += (rows[p],)
-        return fold(firsts, seconds, P * P, HALVES, PACKED)
+def fold_outer(rows, columns, P: tl.constexpr, HALVES: tl.constexpr):
+    """sum_n rows[p] columns[q] for all p and q, as one tile [BG, P P], filled to a power of two."""
+    firsts, seconds = (), ()
+    for p in tl.static_range(P):
+        seconds += columns
+        for _ in tl.static_range(P):
+            firsts += (rows[p],)
+    return fold(firsts, seconds, P * P, HALVES)
 
 
 @triton.jit
-def total(tile, SIZE: tl.constexpr, PACKED: tl.constexpr):
+def total(tile, SIZE: tl.constexpr):
     """The sums of the rows of a tile [M, SIZE], each in one lane: halves are added to halves."""
     if SIZE == 1:
         return tl.reshape(tile, (tile.shape[0],))
     else:
         left, right = tl.split(tl.permute(tl.reshape(tile, (tile.shape[0], 2, SIZE // 2)), (0, 2, 1)))
-        return total(add(left, right, PACKED if SIZE > 2 else 0), SIZE // 2, PACKED)
+        return total(left + right, SIZE // 2)
 
 
 @triton.jit
-def dot(tiles, numbers, FIRST: tl.constexpr, STRIDE: tl.constexpr, P: tl.constexpr, PACKED: tl.constexpr):
+def dot(tiles, numbers, FIRST: tl.constexpr, STRIDE: tl.constexpr, P: tl.constexpr):
     """sum_p tiles[p] numbers[FIRST + p STRIDE]."""
-    result = mul(tiles[0], numbers[FIRST][:, None], PACKED)
+    result = tiles[0] * numbers[FIRST][:, None]
     for p in tl.static_range(1, P):
-        result = fma(tiles[p], numbers[FIRST + p * STRIDE][:, None], result, PACKED)
+        result = tl.fma(tiles[p], numbers[FIRST + p * STRIDE][:, None], result)
     return result
 
 
 @triton.jit
-def move(
-    state, left, right, FIRST: tl.constexpr, MIRROR: tl.constexpr, HAS_RIGHT: tl.constexpr, P: tl.constexpr,
-    PACKED: tl.constexpr,
-):  # fmt: skip
+def move(state, left, right, FIRST: tl.constexpr, MIRROR: tl.constexpr, HAS_RIGHT: tl.constexpr, P: tl.constexpr):
     """exp(step drift) * (H right), or with the transpose of `right`, whose numbers begin at FIRST."""
     moved = ()
     for q in tl.static_range(P):
         if HAS_RIGHT:
-            column = dot(state, right, FIRST + q * P, 1, P, PACKED) if MIRROR else dot(state, right, FIRST + q, P, P, PACKED)
+            column = dot(state, right, FIRST + q * P, 1, P) if MIRROR else dot(state, right, FIRST + q, P, P)
         else:
             column = state[q]
-        moved += (mul(column, left, PACKED),)
+        moved += (column * left,)
     return moved
 
 
 @triton.jit
-def add_source(moved, write, value, FIRST: tl.constexpr, RANK: tl.constexpr, P: tl.constexpr, PACKED: tl.constexpr):
+def add_source(moved, write, value, FIRST: tl.constexpr, RANK: tl.constexpr, P: tl.constexpr):
     """M + write value^T, with the numbers of `value` from FIRST on."""
     state = ()
     for p in tl.static_range(P):
         column = moved[p]
         for r in tl.static_range(RANK):
-            column = fma(write[r], value[FIRST + r * P + p][:, None], column, PACKED)
+            column = tl.fma(write[r], value[FIRST + r * P + p][:, None], column)
         state += (column,)
     return state
 
@@ -282,17 +244,15 @@ def span_of(begin, length, sequence, HAS_BOUNDS: tl.constexpr, SPAN: tl.constexp
 
 @triton.jit
 def scan(
-    value, write, read, step, drift, right, seen, initial, bounds, y, final, kept, left, turned, length, crowd,
+    value, write, read, step, drift, right, seen, initial, bounds, y, final, kept, length, crowd,
     G: tl.constexpr, SHARED: tl.constexpr, N: tl.constexpr, P: tl.constexpr, RANK: tl.constexpr, HAS_RIGHT: tl.constexpr,
     HAS_SEEN: tl.constexpr, VARYING: tl.constexpr, HAS_INITIAL: tl.constexpr, HAS_BOUNDS: tl.constexpr, MIRROR: tl.constexpr,
-    READS: tl.constexpr, SUMMARY: tl.constexpr, KEEP: tl.constexpr, EVEN: tl.constexpr, DTYPE: tl.constexpr,
-    PACKED: tl.constexpr, BG: tl.constexpr, BT: tl.constexpr, HALVES: tl.constexpr, STAGES: tl.constexpr,
+    READS: tl.constexpr, KEEP: tl.constexpr, EVEN: tl.constexpr, DTYPE: tl.constexpr, BG: tl.constexpr, BT: tl.constexpr,
+    HALVES: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
-    """The final states; with READS also y; unless KEEP is 0 the state before every KEEP positions of a sequence; as a SUMMARY
-    the products of the left and of the right factors. A mirror that keeps the states behind every KEEP positions has no use for
-    the first of them, and ends there."""
+    """The final states; with READS also y; unless KEEP is 0 the state before every KEEP positions of a sequence. A mirror that
+    keeps the states behind every KEEP positions has no use for the first of them, and ends there."""
     BN: tl.constexpr = padded(N)
-    PAIRS: tl.constexpr = 2 if PACKED and HALVES else 0
     sequence = tl.program_id(1)
     begin, end = extent(bounds, length, sequence, HAS_BOUNDS)
     count = (end - begin).to(tl.int32)
@@ -315,11 +275,6 @@ def scan(
         store_lines(kept, place + tl.maximum(count - 1, 0) // KEEP * G, g, n, real, state, N, P)
         begin += KEEP
         count = tl.maximum(count - KEEP, 0)
-    elapsed, product = tl.zeros((BG, BN), DTYPE), zero_state(BG, padded(P), P, DTYPE)
-    if SUMMARY and HAS_RIGHT:
-        product = ()
-        for p in tl.static_range(P):
-            product += (tl.broadcast_to(tl.where(tl.arange(0, padded(P)) == p, 1.0, 0.0).to(DTYPE)[None, :], (BG, padded(P))),)
     # Rounds of BT positions, and unless these are EVEN the few that do not fill one, which a mirror meets first.
     SIZES: tl.constexpr = (1, BT + 1, max(1, BT - 1)) if MIRROR and not EVEN else (BT, BT - 1 if EVEN else 0, min(-1, 1 - BT))
     for size in tl.static_range(SIZES[0], SIZES[1], SIZES[2]):
@@ -336,10 +291,9 @@ def scan(
             readouts = load_shared(read, v, s, n, has_set, BG, 1, N, DTYPE, Q, size) if READS else ()
             rates = load_lines(drift, u, g, n, real, 1, N, DTYPE, G, size) if VARYING else ()
             # Before they are needed, since they take long.
-            powers, lefts = (), ()
+            lefts = ()
             for k in tl.static_range(size):
-                powers += (mul(rates[k] * LOG2_E if VARYING else rate, steps[k][:, None], PAIRS),)
-                lefts += (tl.exp2(powers[k]),)
+                lefts += (tl.exp2((rates[k] * LOG2_E if VARYING else rate) * steps[k][:, None]),)
             firsts, answers = (), ()
             for k in tl.static_range(size - 1 if MIRROR else 0, -1 if MIRROR else size, -1 if MIRROR else 1):
                 if KEEP and not MIRROR and k % KEEP == 0:
@@ -347,70 +301,24 @@ def scan(
                     store_lines(kept, place + (t + k) // KEEP * G, g, n, here, state, N, P)
                 wheres = lines[k * RANK : (k + 1) * RANK]
                 if MIRROR:
-                    state = add_source(state, wheres, values, k * RANK * P, RANK, P, PAIRS)
-                state = move(state, lefts[k], rights, k * P * P, MIRROR, HAS_RIGHT, P, PAIRS)
+                    state = add_source(state, wheres, values, k * RANK * P, RANK, P)
+                state = move(state, lefts[k], rights, k * P * P, MIRROR, HAS_RIGHT, P)
                 if HAS_SEEN:
-                    answer = add_source(state, wheres, shown, k * RANK * P, RANK, P, PAIRS)
+                    answer = add_source(state, wheres, shown, k * RANK * P, RANK, P)
                 if not MIRROR:
-                    state = add_source(state, wheres, values, k * RANK * P, RANK, P, PAIRS)
+                    state = add_source(state, wheres, values, k * RANK * P, RANK, P)
                 if READS:
                     for _ in tl.static_range(P):
                         firsts += (readouts[k],)
                     answers += answer if HAS_SEEN else state
-                if SUMMARY:
-                    elapsed += powers[k]
-                    if HAS_RIGHT:
-                        product = move(product, 1.0, rights, k * P * P, False, True, P, 0)
-            if SUMMARY and HAS_RIGHT:
-                # Powers of two move from the right to the left product before either leaves the range of its dtype.
-                largest = tl.zeros((BG,), DTYPE)
-                for p in tl.static_range(P):
-                    largest = tl.maximum(largest, tl.max(tl.abs(product[p]), 1))
-                exponent = tl.minimum(tl.floor(tl.log2(tl.where(largest > 0, largest, 1.0))), 100.0)
-                exponent = tl.where(tl.abs(exponent) > 16, exponent, 0.0)
-                elapsed += exponent[:, None]
-                scaled = ()
-                for p in tl.static_range(P):
-                    scaled += (product[p] * tl.exp2(-exponent)[:, None],)
-                product = scaled
             if KEEP and MIRROR:
                 store_lines(kept, place + t // KEEP * G, g, n, tl.where(t % KEEP == 0, real, False), state, N, P)
             if READS:
-                store_tile(y, u, g, real, fold(firsts, answers, size * P, HALVES, PAIRS), P, G, size)
+                store_tile(y, u, g, real, fold(firsts, answers, size * P, HALVES), P, G, size)
     if KEEP and not MIRROR:
         store_lines(kept, place + count // KEEP * G, g, n, tl.where(count % KEEP == 0, real, False), state, N, P)
     if not (MIRROR and KEEP):
         store_state(final, row, g, n, real, state, N, P)
-    if SUMMARY:
-        # Finite, so that it leaves a zero alone.
-        elapsed = tl.minimum(elapsed, 1023.0 if DTYPE == tl.float64 else 127.0)  # noqa: SIM300
-        store_line(left, row, g, n, real, tl.exp2(elapsed), 0, 1, N)
-        if HAS_RIGHT:
-            store_state(turned, row, g, tl.arange(0, padded(P)), real, product, P, P)
-
-
-@triton.jit
-def prefix(
-    left, right, update, start, entering, final, count, groups, crowd, N: tl.constexpr, P: tl.constexpr,
-    HAS_RIGHT: tl.constexpr, HAS_INITIAL: tl.constexpr, DTYPE: tl.constexpr, BG: tl.constexpr,
-):  # fmt: skip
-    """The states that enter `count` maps in turn, and the one behind the last: all tensors [count, sequences, G, ..]."""
-    BN: tl.constexpr = padded(N)
-    sequence, sequences = tl.program_id(1), tl.num_programs(1)
-    home, g, n = tl.program_id(0) * BG, tl.arange(0, BG), tl.arange(0, BN)
-    real = home + g < groups
-    row = sequence.to(tl.int64) * groups + home
-    state = load_state(start, row, g, n, real, N, P, DTYPE) if HAS_INITIAL else zero_state(BG, BN, P, DTYPE)
-    for k in range(count):
-        u = (k * sequences + sequence).to(tl.int64) * groups + home
-        store_state(entering, u, g, n, real, state, N, P)
-        rights = load_numbers(right, u, g, real, P * P, DTYPE) if HAS_RIGHT else ()
-        moved = move(state, load_lines(left, u, g, n, real, 1, N, DTYPE)[0], rights, 0, False, HAS_RIGHT, P, 0)
-        updates = load_state(update, u, g, n, real, N, P, DTYPE)
-        state = ()
-        for p in tl.static_range(P):
-            state += (moved[p] + updates[p],)
-    store_state(final, row, g, n, real, state, N, P)
 
 
 @triton.jit
@@ -419,13 +327,12 @@ def gradients(
     dvalue, dwrite, dread, dstep, ddrift, dright, dseen, dinitial, length, crowd, positions,
     G: tl.constexpr, SHARED: tl.constexpr, N: tl.constexpr, P: tl.constexpr, RANK: tl.constexpr, HAS_RIGHT: tl.constexpr,
     HAS_SEEN: tl.constexpr, VARYING: tl.constexpr, HAS_INITIAL: tl.constexpr, HAS_BOUNDS: tl.constexpr, KEEP: tl.constexpr,
-    SPAN: tl.constexpr, EVEN: tl.constexpr, DTYPE: tl.constexpr, PACKED: tl.constexpr, BG: tl.constexpr, BT: tl.constexpr,
+    SPAN: tl.constexpr, EVEN: tl.constexpr, DTYPE: tl.constexpr, BG: tl.constexpr, BT: tl.constexpr,
     HALVES: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
     """The gradients of all operands; that of a constant drift is left as one partial [G, N] per SPAN positions, those of shared
     vectors as one per program of a set, or group where a program has several sets: [parts, positions, Q, ..]."""
     BN: tl.constexpr = padded(N)
-    PAIRS: tl.constexpr = 2 if PACKED and HALVES else 0
     slot = tl.program_id(1)
     sequence = tl.load(whose + slot).to(tl.int32) if HAS_BOUNDS else slot // spans_of(length, SPAN)
     begin, end = extent(bounds, length, sequence, HAS_BOUNDS)
@@ -464,8 +371,8 @@ def gradients(
                 steps = tl.load(step + u + g, mask=real, other=0.0).to(DTYPE)
                 if VARYING:
                     drifts = load_lines(drift, u, g, n, real, 1, N, DTYPE)[0]
-                moved = move(state, tl.exp2(steps[:, None] * (drifts * LOG2_E)), rights, 0, False, HAS_RIGHT, P, PAIRS)
-                state = add_source(moved, wheres, values, 0, RANK, P, PAIRS)
+                moved = move(state, tl.exp2(steps[:, None] * (drifts * LOG2_E)), rights, 0, False, HAS_RIGHT, P)
+                state = add_source(moved, wheres, values, 0, RANK, P)
         # States 0 .. BT of the block, one after another; those behind the end of a sequence are not used.
         u, v = (begin + offset + low) * G + home, (begin + offset + low) * Q + first_set
         limit = None if EVEN else tl.minimum(count - low, BT)
@@ -481,10 +388,10 @@ def gradients(
         for k in tl.static_range(BT):
             if not VARYING:
                 rates += (drifts,)
-            lefts += (tl.exp2(mul(rates[k] * LOG2_E, steps[k][:, None], PAIRS)),)
+            lefts += (tl.exp2(rates[k] * LOG2_E * steps[k][:, None]),)
             if k < BT - 1 or not HAS_NEXT:
-                moved = move(state, lefts[k], rights, k * P * P, False, HAS_RIGHT, P, PAIRS)
-                state = add_source(moved, wheres[k * RANK : (k + 1) * RANK], values, k * RANK * P, RANK, P, PAIRS)
+                moved = move(state, lefts[k], rights, k * P * P, False, HAS_RIGHT, P)
+                state = add_source(moved, wheres[k * RANK : (k + 1) * RANK], values, k * RANK * P, RANK, P)
                 states += state
         if HAS_NEXT:
             states += after
@@ -498,12 +405,12 @@ def gradients(
             kept_set, at_set = has_set if EVEN else tl.where(k < limit, has_set, False), v + k * Q
             old = states[k * P : (k + 1) * P]
             readout = readouts[k]
-            upper = add_source(adjoint, (readout,), cotangents, k * P, 1, P, PAIRS)
+            upper = add_source(adjoint, (readout,), cotangents, k * P, 1, P)
             sources = adjoint if HAS_SEEN else upper
-            dreadout = dot(states[(k + 1) * P : (k + 2) * P], cotangents, k * P, 1, P, PAIRS)
+            dreadout = dot(states[(k + 1) * P : (k + 2) * P], cotangents, k * P, 1, P)
             for r in tl.static_range(RANK - 1, -1, -1):
                 where = wheres[k * RANK + r]
-                dwhere = dot(sources, values, (k * RANK + r) * P, 1, P, PAIRS)
+                dwhere = dot(sources, values, (k * RANK + r) * P, 1, P)
                 if HAS_SEEN:
                     own, extra = tl.zeros((BG,), DTYPE), tl.zeros((BG,), DTYPE)
                     for p in tl.static_range(P):
@@ -519,30 +426,30 @@ def gradients(
             store_shared(dread, at_set, parts, n, kept_set, dreadout, 0, 1, N)
             faded = ()
             for p in tl.static_range(P):
-                faded += (mul(upper[p], lefts[k], PAIRS),)
+                faded += (upper[p] * lefts[k],)
             before = faded
             if HAS_RIGHT:
                 before = ()
                 for p in tl.static_range(P):
-                    before += (dot(faded, rights, k * P * P + p * P, 1, P, PAIRS),)
-                store_tile(dright, at, g, here, fold_outer(old, faded, P, HALVES, PAIRS), P * P)
-            slope = mul(old[0], before[0], PAIRS)
+                    before += (dot(faded, rights, k * P * P + p * P, 1, P),)
+                store_tile(dright, at, g, here, fold_outer(old, faded, P, HALVES), P * P)
+            slope = old[0] * before[0]
             for p in tl.static_range(1, P):
-                slope = fma(old[p], before[p], slope, PAIRS)
+                slope = tl.fma(old[p], before[p], slope)
             tilts = (slope,) + tilts
             if VARYING:
                 store_line(ddrift, at, g, n, here, slope * steps[k][:, None], 0, 1, N)
             else:
-                share = fma(slope, steps[k][:, None], share, PAIRS)
+                share = tl.fma(slope, steps[k][:, None], share)
             # The adjoint goes through what is behind the end as it is.
             passed = ()
             for p in tl.static_range(P):
                 passed += (before[p] if EVEN else tl.where(k < limit, before[p], adjoint[p]),)
             adjoint = passed
-        store_tile(dvalue, u, g, real, fold(pulled, pullers, BT * RANK * P, HALVES, PAIRS), RANK * P, G, BT, limit)
-        store_tile(dstep, u, g, real, fold(tilts, rates, BT, HALVES, PAIRS), 1, G, BT, limit)
+        store_tile(dvalue, u, g, real, fold(pulled, pullers, BT * RANK * P, HALVES), RANK * P, G, BT, limit)
+        store_tile(dstep, u, g, real, fold(tilts, rates, BT, HALVES), 1, G, BT, limit)
         if HAS_SEEN:
-            store_tile(dseen, u, g, real, fold(looked, lookers, BT * RANK * P, HALVES, PAIRS), RANK * P, G, BT, limit)
+            store_tile(dseen, u, g, real, fold(looked, lookers, BT * RANK * P, HALVES), RANK * P, G, BT, limit)
         slopes += share
     if not VARYING:
         store_line(ddrift, place, g, n, real, slopes, 0, 1, N)

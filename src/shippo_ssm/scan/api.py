@@ -23,9 +23,8 @@ def _segmented(
     recurrence: Recurrence, initial_state: Tensor | None = None, cu_seqlens: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
     """y and the final state, by segments of each sequence side by side."""
-    kernels = scan_kernels(recurrence.value)
-    run = BACKENDS[kernels or "chunked"]
-    if kernels or cu_seqlens is None:
+    run = BACKENDS[scan_kernels(recurrence.value) or "chunked"]
+    if cu_seqlens is None:
         return segments.scan_in_place(run, recurrence, initial_state, cu_seqlens)
     return keep_empty(lambda state: segments.scan_in_place(run, recurrence, state, cu_seqlens), initial_state, cu_seqlens)
 

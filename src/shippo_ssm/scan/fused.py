@@ -20,19 +20,16 @@ from torch import Tensor
 from shippo_ssm.dispatch import compute_dtype
 from shippo_ssm.engine import allocate, custom_op, launch
 from shippo_ssm.scan._cpu_kernels import (
-    SIDE,
     Backward,
     Case,
     Forward,
     Items,
-    Summary,
     build_backward,
     build_forward,
-    build_summary,
     padded_order,
 )
-from shippo_ssm.scan.algebra import Affine, Recurrence
-from shippo_ssm.scan.checks import invalid_bounds
+from shippo_ssm.scan.algebra import Recurrence
+from shippo_ssm.scan.checks import asks_gradients, invalid_bounds
 
 # Sequences for each thread from which they are not split over blocks of groups.
 _ITEMS_PER_THREAD = 4
@@ -44,26 +41,13 @@ _SPLIT_ITEMS, _SPLIT_GROUPS = 16, 8
 _STREAMED = 1 << 23
 
 
-def summary(recurrence: Recurrence, cu_seqlens: Tensor | None = None, *, mirrored: bool = False) -> Affine:
-    """What the recurrence does to a state that enters it, one `Affine` per sequence and group; no gradients.
-
-    Args:
-        recurrence: value, write, step, drift and right are read; dy and `read` stand for value and write where `mirrored`.
-        cu_seqlens: boundaries of packed sequences.
-        mirrored: the summary of S_{t-1} = L_t (S_t + read_t dy_t^T) R_t^T, from after the last position to before the first.
-    """
-    value, write, _, _, _, right, _ = recurrence
-    # The kernel looks at neither `read` nor `seen`.
-    recurrence = recurrence._replace(read=write, seen=None)
-    case = _case(recurrence)._replace(shared=False)
+def adjoint_update(recurrence: Recurrence, cu_seqlens: Tensor | None = None) -> Tensor:
+    """S_0 [S, G, N, P] of S_{t-1} = L_t (S_t + write_t value_t^T) R_t^T from S_T = 0; no gradients."""
+    value, case = recurrence.value, _case(recurrence)._replace(mirrored=True)
     count, items = _items(recurrence, cu_seqlens, case.chunk, value.shape[2])
-    corner = (len(items.first_chunk), value.shape[2])
-    dtype = compute_dtype(value.dtype)
-    left = value.new_empty(*corner, case.order, dtype=dtype)
-    update = value.new_empty(*corner, case.order, case.width, dtype=dtype)
-    turned = None if right is None else value.new_empty(*corner, case.width, case.width, dtype=dtype)
-    launch(build_summary, count, Summary(items, recurrence, left, turned, update), case=case, mirrored=mirrored)
-    return Affine(left, turned, update)
+    update = value.new_empty(len(items.first_chunk), value.shape[2], case.order, case.width)
+    launch(build_forward, count, Forward(items, recurrence, None, None, update, None), case=case)
+    return update
 
 
 def keep_every(order: int, width: int, rank: int, has_right: bool) -> int:
@@ -115,12 +99,7 @@ def scan_operators(
         recurrence: Recurrence, initial_state: Tensor | None = None, cu_seqlens: Tensor | None = None
     ) -> tuple[Tensor, Tensor]:
         """y and the final state. Differentiable once; "associative" and "reference" have second derivatives."""
-        operands = (*recurrence, initial_state)
-        keep = False
-        if torch.is_grad_enabled():
-            for operand in operands:
-                keep = keep or (operand is not None and operand.requires_grad)
-        y, final_state, _ = scan_op(*operands, cu_seqlens, keep)
+        y, final_state, _ = scan_op(*recurrence, initial_state, cu_seqlens, asks_gradients(*recurrence, initial_state))
         return y, final_state
 
     def outputs_of(recurrence: Recurrence, cu_seqlens: Tensor | None, keep: bool, case: Any, new: Callable) -> Outputs:
@@ -198,7 +177,7 @@ def scan_operators(
         return (*(gradient if operand is not None and need else None for gradient, operand, need in needed), None, None)
 
     scan_op.register_autograd(pull_back, setup_context=save)
-    backward_op.register_autograd(_refuse, setup_context=_keep_nothing)
+    backward_op.register_autograd(_refuse, setup_context=lambda ctx, inputs, output: None)
     torch.library.register_vmap(scan_op, _map_each(scan_op))
     torch.library.register_vmap(backward_op, _map_each(backward_op))
     return run, scan_op, backward_op
@@ -206,10 +185,6 @@ def scan_operators(
 
 def _new_empty(like: Tensor, shape: tuple, dtype: torch.dtype) -> Tensor:
     return like.new_empty(shape, dtype=dtype)
-
-
-def _keep_nothing(ctx: Any, inputs: tuple, output: tuple) -> None:
-    pass
 
 
 def _refuse(ctx: Any, *cotangents: Tensor | None) -> tuple:
@@ -256,7 +231,7 @@ def _backward(case: Case, call: Pullback) -> None:
         results = results._replace(write=parts[0], read=parts[1])
     # Whole, aligned blocks alone can be streamed.
     large = max(write.nbytes, 0 if right is None else right.nbytes)
-    case = case._replace(streamed=large >= _STREAMED and case.order % SIDE == 0)
+    case = case._replace(streamed=large >= _STREAMED and case.order % 8 == 0)
     launch(build_backward, count, Backward(items, recurrence, kept, dy, dfinal, results, dinitial), case=case)
     if not case.varying:
         gradient.drift.copy_(torch.from_numpy(results.drift.numpy().sum(axis=0, dtype=np.float64)))

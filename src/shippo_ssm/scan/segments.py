@@ -18,15 +18,13 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from shippo_ssm import dispatch
-from shippo_ssm.dispatch import is_readable, scan_kernels
+from shippo_ssm.dispatch import is_readable
 from shippo_ssm.scan import fused, triton
-from shippo_ssm.scan.algebra import Affine, Recurrence, apply, map_tensors, outer
+from shippo_ssm.scan.algebra import Affine, Recurrence, apply, identity_affine, map_tensors
 from shippo_ssm.scan.associative import cumulative_affine, widened
-from shippo_ssm.scan.packing import packing_of
 
 # A backend: (recurrence, initial_state, cu_seqlens) -> (y, final_state).
 Run = Callable[[Recurrence, Tensor | None, Tensor | None], tuple[Tensor, Tensor]]
@@ -34,7 +32,6 @@ Run = Callable[[Recurrence, Tensor | None, Tensor | None], tuple[Tensor, Tensor]
 # Positions of a segment, and most segments of a sequence, where one is cut to fill the cores of one machine. They depend on the
 # sequence alone, so that results do not depend on the number of threads.
 MOST_SEGMENTS = 64
-_BACKENDS = {"fused": fused, "triton": triton}
 
 
 class SegmentLayout(ABC):
@@ -76,11 +73,8 @@ def scan_segments(
         layout: where the other segments are.
         output_final_state: whether the last state is needed; it is undefined if not.
     """
-    if layout.is_last and not output_final_state:
-        # Only the last state needs this summary.
-        summary = summarise(recurrence.between(0, 0), None if cu_seqlens is None else torch.zeros_like(cu_seqlens))
-    else:
-        summary = summarise(recurrence, cu_seqlens)
+    # Only the last state needs the summary of a last segment.
+    summary = summarise(run, recurrence, cu_seqlens, skip=layout.is_last and not output_final_state)
     with torch.no_grad():
         if start is not None:
             summary = summary._replace(update=apply(summary, start))
@@ -90,46 +84,74 @@ def scan_segments(
         states, final_state = prefix(maps)
         entering = layout.own(states)
     y, last = run(recurrence, entering if start is None else entering + start, cu_seqlens)
-    return _Join.apply(layout, cu_seqlens, y, last, final_state, maps.left, maps.right, start, *recurrence)
+    return _Join.apply(run, layout, cu_seqlens, y, last, final_state, maps.left, maps.right, start, *recurrence)
 
 
 @torch.no_grad()
-def summarise(recurrence: Recurrence, cu_seqlens: Tensor | None = None) -> Affine:
+def summarise(run: Run, recurrence: Recurrence, cu_seqlens: Tensor | None = None, *, skip: bool = False) -> Affine:
     """The map H_0 -> H_T = left H_0 right + update of each sequence: left [S, G, N], right [S, G, P, P], update [S, G, N, P].
 
-    With D_t and W_t the products of the left and the right factors after position t, the update is the sum of
-    (D_t write_t) (value_t^T W_t). `left` and `right` are the products up to a power of two between them, which keeps both in
-    range.
+    The update is the last state of a run from zero, `right` that of a run from the identity without sources. The slowest decay
+    of a group is taken from `left` into `right`: neither then leaves the range of its dtype where the map does not.
+
+    Args:
+        run: the backend.
+        recurrence: the operands of all sequences.
+        cu_seqlens: boundaries of packed sequences.
+        skip: give the identity map, as for sequences without positions.
     """
-    if kernels := scan_kernels(recurrence.value):
-        # Kernels read memory, where a negative view has the other sign.
-        return _BACKENDS[kernels].summary(recurrence.map(Tensor.resolve_neg), cu_seqlens)
-    return _summarise_rows(recurrence if cu_seqlens is None else packing_of(cu_seqlens).pad_recurrence(recurrence))
+    recurrence, bounds = _packed(recurrence, cu_seqlens)
+    value, _, read, step, drift, right, _ = recurrence
+    (_, length, groups, _, width), order, count = value.shape, read.shape[-1], len(bounds) - 1
+    kind, varying = {"dtype": value.dtype, "device": value.device}, drift.ndim == 4
+    if skip or not value.numel() or not order:
+        identity = identity_affine(order, width, batch_shape=(count, groups), **kind)
+        return identity if right is not None else identity._replace(right=None)
+    update = run(recurrence, None, bounds)[1]
+    if right is not None:
+        slowest = drift.amax(-1, keepdim=True).clamp_min(torch.finfo(drift.dtype).min)
+        drift = drift - slowest
+        none = value.new_zeros(1, length, 1, 1, width)
+        slowest = slowest.expand(*drift.shape[:-1], width)
+        silent = Recurrence(torch.zeros_like(value[..., :1, :]), none, none[..., 0, :], step, slowest, right)
+        right = run(silent, torch.eye(width, **kind).expand(count, groups, width, width), bounds)[1]
+    segment = torch.searchsorted(bounds[1:], torch.arange(length, device=value.device), right=True)
+    rates = widened(step[0].unsqueeze(-1)) * (widened(drift[0]) if varying else 1)
+    total = rates.new_zeros(count, *rates.shape[1:]).index_add(0, segment, rates)
+    return Affine((total if varying else total * widened(drift)).exp().to(value.dtype), right, update)
 
 
 @torch.no_grad()
-def summarise_adjoint(recurrence: Recurrence, dy: Tensor, cu_seqlens: Tensor | None = None) -> Tensor:
+def summarise_adjoint(run: Run, recurrence: Recurrence, dy: Tensor, cu_seqlens: Tensor | None = None) -> Tensor:
     """The update [S, G, N, P] of the map S_T -> S_0 that S_{t-1} = L_t (S_t + read_t dy_t^T) R_t^T makes of the adjoint.
 
     Its left factor is that of `summarise`, its right factor the transpose of it; `value` and `write` play no part.
     """
     sources = recurrence._replace(value=dy.unsqueeze(-2), write=recurrence.read.unsqueeze(-2), seen=None)
-    if kernels := scan_kernels(dy):
-        return _BACKENDS[kernels].summary(sources.map(Tensor.resolve_neg), cu_seqlens, mirrored=True).update
+    for kernels in (fused, triton):
+        if run is kernels.run:
+            # Kernels read memory, where a negative view has the other sign.
+            return kernels.adjoint_update(sources.map(Tensor.resolve_neg), cu_seqlens)
+    batch, groups, order = dy.shape[0] if cu_seqlens is None else len(cu_seqlens) - 1, dy.shape[2], recurrence.read.shape[-1]
+    state = dy.new_zeros(batch, groups, order, dy.shape[-1]).requires_grad_()
+    if not dy.numel():
+        return state.detach()
+    with torch.enable_grad():
+        y, _ = run(sources, state, cu_seqlens)
+    return torch.autograd.grad(y, state, dy)[0]
+
+
+def _packed(recurrence: Recurrence, cu_seqlens: Tensor | None) -> tuple[Recurrence, Tensor]:
+    """The record with all sequences in one row, and their boundaries."""
+    batch, length = recurrence.read.shape[:2]
     if cu_seqlens is not None:
-        sources = packing_of(cu_seqlens).pad_recurrence(sources)
-    # L (S + read dy^T) R^T = L S R^T + (L read) (R dy)^T, a recurrence in reversed time.
-    value, write, _, step, drift, right, _ = sources.per_group()
-    write = (step.unsqueeze(-1) * drift).exp().unsqueeze(-2) * write
-    value = value if right is None else value @ right.mT
-    mirror = sources._replace(value=value, write=write, right=None if right is None else right.mT)
-    return _summarise_rows(mirror.map_time(lambda tensor: tensor.flip(1))).update
+        return recurrence, cu_seqlens
+    bounds = torch.arange(batch + 1, device=recurrence.value.device) * length
+    return recurrence.map_time(lambda tensor: tensor.flatten(0, 1).unsqueeze(0)), bounds
 
 
 def prefix(maps: Affine, start: Tensor | None = None) -> tuple[Tensor, Tensor]:
     """The states [K, .., N, P] that enter the maps [K, ..] in turn, from `start` (or zeros), and the one after the last."""
-    if scan_kernels(maps.update) == "triton":
-        return triton.prefix(maps, start)
     cumulative = cumulative_affine(maps, 0, balanced=True)
     behind = cumulative.update if start is None else apply(cumulative, start)
     first = torch.zeros_like(behind[:1]) if start is None else start.unsqueeze(0)
@@ -162,14 +184,10 @@ def scan_in_place(
         num_segments: of each sequence; by default one per `SEGMENT_LENGTH` positions, at most `MOST_SEGMENTS`.
     """
     batch, length = recurrence.read.shape[:2]
-    device, longest = recurrence.value.device, length
-    if cu_seqlens is None:
-        bounds = torch.arange(batch + 1, device=device) * length
-        recurrence = recurrence.map_time(lambda tensor: tensor.flatten(0, 1).unsqueeze(0))
-    else:
-        bounds = cu_seqlens
-        # Reading the boundaries would stall a GPU.
-        longest = int(bounds.diff().max()) if is_readable(bounds) else length
+    device = recurrence.value.device
+    recurrence, bounds = _packed(recurrence, cu_seqlens)
+    # Reading the boundaries would stall a GPU.
+    longest = length if cu_seqlens is None or not is_readable(bounds) else int(bounds.diff().max())
     if num_segments is None:
         num_segments = min(MOST_SEGMENTS, max(1, longest // dispatch.SEGMENT_LENGTH))
     cuts = bounds[:-1, None] + bounds.diff().unsqueeze(1) * torch.arange(num_segments, device=device) // num_segments
@@ -189,6 +207,7 @@ class _Join(torch.autograd.Function):
     @staticmethod
     def forward(
         ctx: Any,
+        run: Run,
         layout: SegmentLayout,
         cu_seqlens: Tensor | None,
         y: Tensor,
@@ -201,7 +220,7 @@ class _Join(torch.autograd.Function):
     ) -> tuple[Tensor, Tensor]:
         # All operands are arguments: a rank without positions takes part in the backward pass too.
         _, _, read, step, drift, right, _ = operands
-        ctx.layout = layout
+        ctx.run, ctx.layout = run, layout
         ctx.save_for_backward(cu_seqlens, read, step, drift, right, lefts, rights)
         # Not as views, which could not be changed in place.
         return y.detach(), final_state.detach()
@@ -219,46 +238,9 @@ class _Join(torch.autograd.Function):
         if ctx.layout.is_first:
             update = torch.zeros_like(dfinal)
         else:
-            update = summarise_adjoint(Recurrence(read, read, read, step, drift, right), dy, cu_seqlens)
+            update = summarise_adjoint(ctx.run, Recurrence(read, read, read, step, drift, right), dy, cu_seqlens)
         updates, dfinal = ctx.layout.gather_adjoint(update, dfinal)
         maps = Affine(lefts, None if rights is None else rights.mT, updates)
         # Time runs backwards for the adjoint.
         adjoints, _ = prefix(map_tensors(lambda tensor: tensor.flip(0), maps), dfinal)
-        return None, None, dy, ctx.layout.own(adjoints.flip(0)), *[None] * 11
-
-
-def _summarise_rows(recurrence: Recurrence) -> Affine:
-    """`summarise` of whole rows in plain torch, with the memory of the operands, in double precision where there is one."""
-    dtype = recurrence.value.dtype
-    value, write, _, step, drift, right, _ = recurrence.per_group().map(widened)
-    log_left = step.unsqueeze(-1) * drift
-    total, log_total = None, log_left.sum(1)
-    # Summed without the position's own, which may be so large that a difference would lose the others.
-    log_behind = F.pad(log_left, (0, 0, 0, 0, 0, 1))[:, 1:].flip(1).cumsum(1).flip(1)
-    if right is not None:
-        eye = torch.eye(right.shape[-1], dtype=right.dtype, device=right.device)
-        padded = torch.cat([right, eye.expand(right.shape[0], 1, *right.shape[2:])], dim=1)
-        # R_t .. R_T, in reversed time and transposed a product from the start: (R_t .. R_T)^T = R_T^T .. R_t^T.
-        products, log_scale = _products(padded.mT.flip(1), 1)
-        products, log_scale = products.mT.flip(1), log_scale.flip(1)
-        total, log_total = products[:, 0], log_total + log_scale[:, 0]
-        value, log_behind = value @ products[:, 1:], log_behind + log_scale[:, 1:]
-    # One sum over positions and ranks: [B, G, T r, ..].
-    sources = [tensor.movedim(1, 2).flatten(2, 3) for tensor in (log_behind.exp().unsqueeze(-2) * write, value)]
-    return map_tensors(lambda tensor: tensor.to(dtype), Affine(log_total.exp(), total, outer(*sources)))
-
-
-def _products(matrices: Tensor, dim: int) -> tuple[Tensor, Tensor]:
-    """M_1 .. M_t for all t along `dim`, each over a scale that keeps it in range, and the logarithms [.., 1] of the scales."""
-    scale, span = matrices.new_zeros(matrices.shape[:-2]).unsqueeze(-1), 1
-    length = matrices.shape[dim]
-    while span < length:
-        joined = matrices.narrow(dim, 0, length - span) @ matrices.narrow(dim, span, length - span)
-        size = torch.linalg.matrix_norm(joined).unsqueeze(-1)
-        size = torch.where((size > 0) & size.isfinite(), size, 1.0)
-        joined = joined / size.unsqueeze(-1)
-        shift = scale.narrow(dim, 0, length - span) + scale.narrow(dim, span, length - span) + size.log()
-        matrices = torch.cat([matrices.narrow(dim, 0, span), joined], dim)
-        scale = torch.cat([scale.narrow(dim, 0, span), shift], dim)
-        span *= 2
-    return matrices, scale
+        return None, None, None, dy, ctx.layout.own(adjoints.flip(0)), *[None] * 11

@@ -4,7 +4,7 @@ Data path: the tensors of a `Recurrence` go to one custom operator that returns 
 states at chunk boundaries. Its gradient is a second operator of two kernels: the adjoint goes back through time alone, as a
 forward pass does, and leaves its states at the ends of long chunks; then all chunks are computed beside each other. Operands
 may be float32, bfloat16 or float16 (or float64): a program computes in float32 (float64), and each gradient comes in the dtype
-of its operand. `summary` and `prefix` serve `segments.py`. `_triton_kernels.py` holds the kernels, compiled on first use.
+of its operand. `_triton_kernels.py` holds the kernels, compiled on first use.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ import torch
 from torch import Tensor
 
 from shippo_ssm.dispatch import compute_dtype
-from shippo_ssm.engine import Config, has_packed_float32, launch_gpu
-from shippo_ssm.scan.algebra import Affine, Recurrence
+from shippo_ssm.engine import Config, launch_gpu
+from shippo_ssm.scan.algebra import Recurrence
 from shippo_ssm.scan.fused import Outputs, Pullback, scan_operators
 
 # Programs of the backward pass that fill a GPU, and the fewest positions of one.
@@ -28,7 +28,6 @@ LONGEST_ROUND = 8
 FORWARD: dict[str, Any] = {"groups": (2, 4), "numbers": 16, "ahead": 5}
 SILENT: dict[str, Any] = {"groups": (2,), "numbers": 32, "ahead": 4}
 GRADIENTS: dict[str, Any] = {"groups": (2,), "numbers": 16, "ahead": 2}
-PREFIX = (Config((("BG", 1),)),)
 
 
 class Case(NamedTuple):
@@ -69,34 +68,12 @@ def _case(recurrence: Recurrence) -> Case:
     return Case(keep_every(int(recurrence.value.shape[-1])), int(recurrence.read.shape[-1]))
 
 
-def summary(recurrence: Recurrence, cu_seqlens: Tensor | None = None, *, mirrored: bool = False) -> Affine:
-    """The same as `fused.summary` on a GPU; of a mirrored one only the update is computed."""
-    value, write, _, _, _, right, _ = recurrence
-    corner = value.shape[0] if cu_seqlens is None else cu_seqlens.shape[0] - 1, value.shape[2]
-    new, (order, width) = value.new_empty, (write.shape[-1], value.shape[-1])
-    dtype = compute_dtype(value.dtype)
-    left, update = new(*corner, order, dtype=dtype), new(*corner, order, width, dtype=dtype)
-    turned = None if right is None else new(*corner, width, width, dtype=dtype)
-    outputs = {"final": update, "left": left, "turned": turned}
-    _scan_kernel(recurrence, None, cu_seqlens, outputs, MIRROR=mirrored, SUMMARY=not mirrored)
-    return Affine(left, turned, update)
-
-
-def prefix(maps: Affine, start: Tensor | None) -> tuple[Tensor, Tensor]:
-    """The same as `segments.prefix` for maps [K, S, G, ..] on a GPU, in one launch."""
-    import triton.language as tl
-
-    from shippo_ssm.scan import _triton_kernels as kernels
-
-    update = maps.update.contiguous()
-    count, sequences, groups, order, width = update.shape
-    entering, final = torch.empty_like(update), update.new_empty(update.shape[1:])
-    arguments: dict[str, Any] = {"left": maps.left.contiguous(), "right": _contiguous(maps.right), "update": update}
-    arguments |= {"start": _contiguous(start), "entering": entering, "final": final, "count": count, "groups": groups}
-    arguments |= {"crowd": 0, "N": order, "P": width, "HAS_RIGHT": maps.right is not None, "HAS_INITIAL": start is not None}
-    arguments |= {"DTYPE": tl.float64 if update.dtype == torch.float64 else tl.float32}
-    launch_gpu(kernels.prefix, _grid(sequences, groups), arguments, PREFIX)
-    return entering, final
+def adjoint_update(recurrence: Recurrence, cu_seqlens: Tensor | None = None) -> Tensor:
+    """The same as `fused.adjoint_update` on a GPU."""
+    sequences, groups = _chains(recurrence, cu_seqlens)
+    update = recurrence.value.new_empty(sequences, groups, recurrence.write.shape[-1], recurrence.value.shape[-1])
+    _scan_kernel(recurrence, None, cu_seqlens, {"final": update}, MIRROR=True)
+    return update
 
 
 def _forward(
@@ -150,8 +127,8 @@ def _scan_kernel(
     """Run the kernel `scan` into `outputs`."""
     from shippo_ssm.scan import _triton_kernels as kernels
 
-    arguments: dict[str, Any] = dict.fromkeys(("y", "final", "kept", "left", "turned"))
-    arguments |= {"MIRROR": False, "READS": False, "SUMMARY": False, "KEEP": 0}
+    arguments: dict[str, Any] = dict.fromkeys(("y", "final", "kept"))
+    arguments |= {"MIRROR": False, "READS": False, "KEEP": 0}
     arguments |= _arguments(recurrence, cu_seqlens) | outputs | kind
     arguments |= {"initial": _contiguous(initial_state), "HAS_INITIAL": initial_state is not None}
     choices = configs(arguments["N"], arguments["P"], **(FORWARD if arguments["READS"] else SILENT))
@@ -186,7 +163,6 @@ def _arguments(recurrence: Recurrence, cu_seqlens: Tensor | None) -> dict[str, A
         "HAS_BOUNDS": cu_seqlens is not None,
         "EVEN": cu_seqlens is None and length % LONGEST_ROUND == 0,
         "DTYPE": tl.float64 if compute_dtype(value.dtype) == torch.float64 else tl.float32,
-        "PACKED": has_packed_float32(value),
     }
 
 
