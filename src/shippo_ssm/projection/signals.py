@@ -28,9 +28,7 @@ class Samples:
         values = np.asarray(self.values, dtype=float)
         values = values[:, None] if values.ndim == 1 else values
         if times.ndim != 1 or values.ndim != 2 or len(times) != len(values) or len(times) == 0:
-            raise ValueError(
-                f"Samples: `values` has shape {values.shape} for times {times.shape}; expected [K, d], one row per time"
-            )
+            raise ValueError(f"Samples: `values` is {values.shape} for times {times.shape}; expected [K, d], one row per time")
         if not np.all(np.isfinite(times)) or np.any(np.diff(times) <= 0):
             raise ValueError("Samples: `times` is not in order; expected finite times, strictly increasing; sort them")
         object.__setattr__(self, "times", times)

@@ -118,18 +118,16 @@ def _bilinear(measure: Measure, transport: Transport | None, signal: Signal, gri
     for index, (h, time) in enumerate(zip(step, middle)):
         # (I + X) = 2 I - (I - X): one solve serves both terms.
         moved = state if right is None else state @ right[index]
-        load = 2 * moved + np.outer(h * measure.source(time), values[index])
-        implicit = np.eye(measure.N) - h / 2 * measure.left(time)
+        load = 2 * moved + np.outer(h * measure.B(time), values[index])
+        implicit = np.eye(measure.N) - h / 2 * measure.A(time)
         if measure.stationary:
             # Steps of a uniform grid differ by rounding: compare twelve digits.
             key = float(f"{h:.11e}")
             if key not in solvers:
                 solvers[key] = np.linalg.inv(implicit)
             solved = solvers[key] @ load
-        elif measure.triangular:
-            solved, _ = substitute(implicit, load, lower=1)
         else:
-            solved = np.linalg.solve(implicit, load)
+            solved, _ = substitute(implicit, load, lower=1)
         state = solved - moved
         yield state
 
@@ -145,7 +143,7 @@ def states(
     skip: bool,
 ) -> Iterator[Array]:
     """States C(t) [N, d] after times[0], ending with times[-1]; with `skip`, intermediate ones may be left out."""
-    stride = _STRIDE if skip and method != "bilinear" and measure.closes and measure.orthonormal else 1
+    stride = _STRIDE if skip and method != "bilinear" and measure.closes else 1
     for grid in _grids(times, stride, measure.N):
         if method == "bilinear":
             following = _bilinear(measure, transport, signal, grid, state)

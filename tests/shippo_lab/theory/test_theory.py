@@ -52,8 +52,8 @@ def test_order_of_the_right_factors_is_seen(monkeypatch):
     }
 
 
-def test_wrong_sign_of_the_inverse_dynamics_is_seen(monkeypatch):
-    monkeypatch.setattr(Transport, "inverse_generator", staticmethod(lambda generator: generator))
+def test_transposed_inverse_is_seen(monkeypatch):
+    monkeypatch.setattr(Transport, "inverse", lambda self, t, tau: np.swapaxes(self.P(t, tau), -1, -2))
     assert broken(["inverse_dynamics", "transport_maps_families"]) == {"inverse_dynamics", "transport_maps_families"}
 
 
