@@ -63,7 +63,7 @@ def as_user_error(source: Any) -> Iterator[None]:
 def locked(folder: Path) -> Iterator[None]:
     """Lock a run's folder for this process, until it ends; a folder that another one holds is a `ValueError`."""
     folder.mkdir(parents=True, exist_ok=True)
-    with open(folder / ".lock", "ab") as file:
+    with open(regular(folder / ".lock"), "ab") as file:
         try:
             try:
                 from fcntl import LOCK_EX, LOCK_NB, flock
@@ -79,6 +79,13 @@ def locked(folder: Path) -> Iterator[None]:
             # A file system without locks (some network drives): run without one.
             pass
         yield
+
+
+def regular(path: Path) -> Path:
+    """The path itself; a pipe, a device or a folder, on which a read may wait for ever, is a `ValueError`."""
+    if path.exists() and not path.is_file():
+        raise ValueError(f"{path} is not a regular file; remove it, or choose another --out")
+    return path
 
 
 def write_atomic(path: Path, data: bytes) -> None:
@@ -105,7 +112,7 @@ def write_json(path: Path, content: Any) -> None:
 def read_json(path: Path) -> Any:
     """Read a JSON file; a damaged one is a `ValueError` that names it."""
     try:
-        return json.loads(path.read_text(encoding="utf-8"))
+        return json.loads(regular(path).read_text(encoding="utf-8"))
     except (ValueError, RecursionError) as error:
         raise ValueError(f"{path} is not valid JSON ({error}); delete it and run the experiment again") from error
 
@@ -122,7 +129,7 @@ def load_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]] | None:
     """Read what `save_tensors` wrote; `None` if the file does not exist."""
     from safetensors import SafetensorError, safe_open
 
-    if not path.exists():
+    if not regular(path).exists():
         return None
     try:
         with safe_open(path, framework="pt") as file:

@@ -119,7 +119,7 @@ def step_logarithm(turn: Array) -> Array:
         return Rotation.from_matrix(flat).as_rotvec().reshape(*turn.shape[:-2], 3)
     found: Any = np.array([logm(matrix) for matrix in flat])
     if not np.isfinite(found).all() or np.abs(found.imag).max() > 1e-9:
-        raise ValueError('StreamingMemory: `turn` is a matrix without a real logarithm; pass generators with transport="generator"')
+        raise ValueError('StreamingMemory: `turn` is without a real logarithm; pass generators with transport="generator"')
     return found.real.reshape(turn.shape)
 
 
