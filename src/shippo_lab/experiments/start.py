@@ -1,14 +1,16 @@
-"""What the start of the layer decides: four probes, with the default start, the previous one, and parts removed.
+"""How the layer starts.
+
+Claim: The default layer learns to multiply in A5 and to recall through turns; other rows change parts of its start.
+Protocol: four probes, AdamW 3e-3, 3 seeds; 9 starts for 100 to 500 steps; words for 4,500 and turns for 3,000 to the end
+Time: about 25 minutes on two cores, by the times of its parts
 
     recall  plain MQAR, 32 tokens, 4 pairs of 31 keys and 32 values: two layers of width 64
     turns   recall through quarter turns (the `rotation` library of Transport-MQAR), 24 events, 3 keys: one layer of width 128
     words   products of elements of A5, lengths up to 16 by a curriculum: one layer of width 64
     text    the next byte of Python's own documentation, 128 at a time: two layers of width 64
 
-Models are default `SequenceModel`s, with a staggered convolution in `recall` and `text`, where adjacent tokens matter. For
-`turns` half of the channels hold the four coordinates of a value side by side, and one classifier serves all four. All train by
-AdamW 3e-3 without weight decay, with warm-up, a constant rate, then a cosine to zero. Recipes were chosen on seeds 10, 11 and
-12; the reported seeds are 0, 1 and 2.
+Models are default `SequenceModel`s, with a staggered convolution in `recall` and `text`, where adjacent tokens matter. Training
+is without weight decay, with warm-up, a constant rate, then a cosine to zero. Recipes were chosen on seeds 10, 11 and 12.
 """
 
 from __future__ import annotations
@@ -218,10 +220,7 @@ def judge(row: lab.FinishedRow, result: lab.Result) -> lab.Verdict | None:
 
 EXPERIMENT = lab.Experiment(
     name="start",
-    title="How the layer starts",
-    claim="The default layer learns to multiply in A5 and to recall through turns; other rows change parts of its start.",
-    protocol="four probes, AdamW 3e-3, 3 seeds; 9 starts for 100 to 500 steps; words for 4,500 and turns for 3,000 to the end",
-    wall_time="about 25 minutes on two cores, by the times of its parts",
+    **lab.described(__doc__),
     presets={"full": rows, "smoke": lambda: compared(SMOKE)},
     train=train,
     columns=(

@@ -1,8 +1,12 @@
-"""Controller-suffix counterfactual (paper: tab:app-zero-extra-controller-head).
+"""Controller-suffix counterfactual.
 
-A trained StructGen-Split depends on the 1024 numbers per token that its controllers emit for the right action: with this suffix
-set to zero at evaluation, all weights unchanged, accuracy falls at every length. Zero coordinates are not the identity: the
-diagonal factors of the split flow then forget at the rate softplus(0) = 0.69 per unit step; R -> I is the cleaner of the two.
+Claim: A trained StructGen-Split uses its right-action coordinates: zeroing them costs accuracy at every length.
+Protocol: weights of `shippo run mqar`, 640 examples per length; as trained, suffix zeroed, R -> I
+Time: 23 minutes on one CPU core, after `mqar`
+
+Paper: tab:app-zero-extra-controller-head. The suffix is the 1024 numbers per token that the controllers emit for the right
+action. Zero coordinates are not the identity: the diagonal factors of the split flow then forget at the rate softplus(0) = 0.69
+per unit step; R -> I is the cleaner of the two.
 """
 
 from __future__ import annotations
@@ -93,10 +97,7 @@ def judge(row: lab.FinishedRow, result: lab.Result) -> lab.Verdict | None:
 
 EXPERIMENT = lab.Experiment(
     name="suffix",
-    title="Controller-suffix counterfactual",
-    claim="A trained StructGen-Split uses its right-action coordinates: zeroing them costs accuracy at every length.",
-    protocol="weights of `shippo run mqar`, 640 examples per length; as trained, suffix zeroed, R -> I",
-    wall_time="23 minutes on one CPU core, after `mqar`",
+    **lab.described(__doc__),
     presets={preset: partial(rows, preset) for preset in mqar.EXPERIMENT.presets},
     train=train,
     columns=mqar.EXPERIMENT.columns,

@@ -230,6 +230,13 @@ def by_row(judge: Callable[[FinishedRow, Result], Verdict | None]) -> Callable[[
     return verdicts
 
 
+def described(docstring: str | None) -> dict[str, Any]:
+    """Title, claim, protocol and wall time of an experiment from the head of its module's docstring, one line each."""
+    title, _, *lines = (docstring or "").splitlines()
+    words = dict(line.split(": ", 1) for line in lines[:3])
+    return {"title": title[:-1], "claim": words["Claim"], "protocol": words["Protocol"], "wall_time": words["Time"]}
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Experiment:
     """One table of the paper, from its claim to the verdicts on our numbers."""

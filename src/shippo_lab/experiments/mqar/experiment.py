@@ -1,9 +1,11 @@
-"""Transport-MQAR (paper: tab:transport-mqar-summary, tab:app-transport-mqar-primary, tab:app-transport-mqar-model-geometry).
+"""Transport-MQAR.
 
-In autoregressive recall with operations between bindings and queries, a structured right action raises coordinate accuracy over
-the same memory without one and over a static change of basis, and a dense right action raises exact accuracy most; attention
-does not carry over to longer sequences. Beside the six models stands a predictor that knows every coordinate no operation has
-touched since its binding and guesses the others, and predictors that carry out one, two or three operations (`ceilings.py`).
+Claim: With operations before the query, right actions raise recall over no-right and static bases; it stays low.
+Protocol: F_31, 13 operations; 4 layers of width 128; AdamW 5e-4, batch 16, length 512, 5,000 steps, 3 seeds
+Time: 11 hours of one CPU core per seed
+
+Paper: tab:transport-mqar-summary, tab:app-transport-mqar-primary, tab:app-transport-mqar-model-geometry. Beside the six models
+stand predictors that know the coordinates no operation has touched since the binding, and more (`ceilings.py`).
 `docs/results/mqar.md` has the protocol and what the paper found.
 """
 
@@ -141,10 +143,7 @@ def columns(labels: dict[str, str]) -> tuple[lab.Column, ...]:
 
 EXPERIMENT = lab.Experiment(
     name="mqar",
-    title="Transport-MQAR",
-    claim="With operations before the query, right actions raise recall over no-right and static bases; it stays low.",
-    protocol="F_31, 13 operations; 4 layers of width 128; AdamW 5e-4, batch 16, length 512, 5,000 steps, 3 seeds",
-    wall_time="11 hours of one CPU core per seed",
+    **lab.described(__doc__),
     presets={"paper": partial(rows, PAPER), "smoke": partial(rows, SMOKE)},
     train=train,
     columns=columns({"coordinate": "Coord.", "exact": "Exact"}),

@@ -1,8 +1,12 @@
-"""Formal languages: the published suite at a small budget (SLiCE, PD-SSM).
+"""State tracking: formal languages.
 
-Where a letter permutes the states of a language (parity, cycle navigation), a right action is the permutation, and the layer
-stays exact beyond its training lengths; where letters forget (even pairs, arithmetic), the left factor or a second layer has to
-help. `docs/state-tracking.md` says which part of the cell does the work, `docs/results/languages.md` has the protocol.
+Claim: A right action is the permutation that a letter makes: it holds for sentences far longer than in training.
+Protocol: the published suite: train on 3 to 40 tokens, test on 40 to 256; two blocks of width 64, 800 to 2,500 steps
+Time: 15 minutes per row and seed on one CPU core
+
+Where a letter permutes the states of a language (parity, cycle navigation), a right action is the permutation; where letters
+forget (even pairs, arithmetic), the left factor or a second layer has to help (the suite of SLiCE and PD-SSM).
+`docs/state-tracking.md` says which part of the cell does the work, `docs/results/languages.md` has the protocol.
 """
 
 from __future__ import annotations
@@ -88,10 +92,7 @@ def judge(row: lab.FinishedRow, result: lab.Result) -> lab.Verdict | None:
 
 EXPERIMENT = lab.Experiment(
     name="languages",
-    title="State tracking: formal languages",
-    claim="A right action is the permutation that a letter makes: it holds for sentences far longer than in training.",
-    protocol="the published suite: train on 3 to 40 tokens, test on 40 to 256; two blocks of width 64, 800 to 2,500 steps",
-    wall_time="15 minutes per row and seed on one CPU core",
+    **lab.described(__doc__),
     presets={"full": rows, "smoke": partial(rows, SMOKE)},
     train=train,
     columns=tuple(lab.accuracy(name, name) for name in (*LANGUAGES, "average")),

@@ -1,7 +1,10 @@
-"""Plain recall: zoology's MQAR at one state size, scaled to a CPU, with and without a right action.
+"""Plain recall (MQAR).
 
-A right action should cost nothing where it is not needed: without operations between writing and asking, the layer recalls as
-well with one as without. `docs/results/mqar-plain.md` has the protocol and the start.
+Claim: Where nothing acts on what is stored, the layer recalls as well with a right action as without one.
+Protocol: zoology's task at a vocabulary of 256: 64 tokens, 4 to 16 pairs; two blocks of width 64, 600 steps
+Time: 8 minutes on two cores
+
+A right action should cost nothing where it is not needed. `docs/results/mqar-plain.md` has the protocol and the start.
 """
 
 from __future__ import annotations
@@ -92,10 +95,7 @@ def judge(row: lab.FinishedRow, result: lab.Result) -> lab.Verdict | None:
 
 EXPERIMENT = lab.Experiment(
     name="mqar-plain",
-    title="Plain recall (MQAR)",
-    claim="Where nothing acts on what is stored, the layer recalls as well with a right action as without one.",
-    protocol="zoology's task at a vocabulary of 256: 64 tokens, 4 to 16 pairs; two blocks of width 64, 600 steps",
-    wall_time="8 minutes on two cores",
+    **lab.described(__doc__),
     presets={"full": rows, "smoke": partial(rows, SMOKE)},
     train=train,
     columns=tuple(lab.accuracy(f"recall_{n}_{k}", f"{n} tokens, {k} pairs") for n, k in TEST),

@@ -1,9 +1,12 @@
-"""Group words: which layers multiply, and for how long (Merrill et al.; Grazzi et al.; PD-SSM).
+"""State tracking: words over finite groups.
 
-A token that may act on what is stored can multiply: one layer, trained on words of at most 16 elements of A5, continues
-for hundreds. The same layer without a right action cannot see order and stays near guessing. Where words are made of all
-elements, the learned actions are compared with the group (`learned.py`). `docs/results/words.md` has the protocol and how
-recipes were chosen.
+Claim: One layer that may act on its memory multiplies in A5 and S5 far beyond its training lengths.
+Protocol: one layer, width 64; words up to 16 or 40 elements by a curriculum, 3,000 or 9,000 steps, 3 seeds
+Time: 2 to 5 minutes per row and seed on one CPU core
+
+Trained on words of at most 16 elements of A5 a layer continues for hundreds; without a right action it cannot see order
+(Merrill et al.; Grazzi et al.; PD-SSM). Where words are made of all elements, the learned actions are compared with the
+group (`learned.py`). `docs/results/words.md` has the protocol and how recipes were chosen.
 """
 
 from __future__ import annotations
@@ -224,10 +227,7 @@ def judge(row: lab.FinishedRow, result: lab.Result) -> lab.Verdict | None:
 
 EXPERIMENT = lab.Experiment(
     name="words",
-    title="State tracking: words over finite groups",
-    claim="One layer that may act on its memory multiplies in A5 and S5 far beyond its training lengths.",
-    protocol="one layer, width 64; words up to 16 or 40 elements by a curriculum, 3,000 or 9,000 steps, 3 seeds",
-    wall_time="2 to 5 minutes per row and seed on one CPU core",
+    **lab.described(__doc__),
     presets={"full": rows, "smoke": partial(rows, SMOKE)},
     train=train,
     columns=(
