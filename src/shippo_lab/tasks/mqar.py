@@ -45,15 +45,12 @@ def operation_library(name: str) -> np.ndarray:
     """
     check_choice("TransportMQAR", "library", name, LIBRARIES)
     eye = np.eye(WIDTH, dtype=np.int64)
-
-    pairs = list(itertools.permutations(range(WIDTH), 2))
-    if name == "nonreducible":
-        operations = [eye + np.outer(eye[i], eye[j]) for i, j in pairs] + [np.diag([PRIMITIVE_ROOT, 1, 1, 1])]
-    else:
-        # Rows i and j of the identity change places, one of them with its sign turned: (a, b) -> (-b, a).
-        operations = [
-            eye - np.diag(eye[i] + eye[j]) + np.outer(eye[i], eye[j]) - np.outer(eye[j], eye[i]) for i, j in pairs
-        ] + [eye]
+    operations = []
+    for i, j in itertools.permutations(range(WIDTH), 2):
+        to, back = np.outer(eye[i], eye[j]), np.outer(eye[j], eye[i])
+        # A quarter turn: rows i and j of the identity change places, one of them with its sign turned.
+        operations.append(eye + to if name == "nonreducible" else eye - np.diag(eye[i] + eye[j]) + to - back)
+    operations.append(np.diag([PRIMITIVE_ROOT, 1, 1, 1]) if name == "nonreducible" else eye)
     return np.stack(operations) % MODULUS
 
 
@@ -135,10 +132,8 @@ class TransportMQAR:
             raise ValueError(f"TransportMQAR: `num_active` is {self.num_active}; expected 1 to num_keys = {self.num_keys}")
         probabilities = (self.p_bind, self.p_op, self.p_query)
         if not (min(probabilities) >= 0 and abs(sum(probabilities) - 1) <= 1e-9 and self.p_query > 0):
-            raise ValueError(
-                f"TransportMQAR: `p_bind`, `p_op`, `p_query` are {probabilities}; expected p_query > 0, none below 0, and a "
-                "sum of 1"
-            )
+            expected = "p_query > 0, none below 0, and a sum of 1"
+            raise ValueError(f"TransportMQAR: `p_bind`, `p_op`, `p_query` are {probabilities}; expected {expected}")
         check_seed("TransportMQAR", self.seed)
 
     @property
@@ -181,22 +176,13 @@ class TransportMQAR:
             unmixed=torch.from_numpy(known[1]),
         )
 
-    def evaluate(
-        self,
-        model: Callable[[Tensor], Tensor],
-        num_examples: int = 640,
-        batch_size: int = 16,
-        *,
-        device: str | torch.device = "cpu",
-    ) -> Scores:
+    def evaluate(self, model: Callable[[Tensor], Tensor], num_examples: int = 640, batch_size: int = 16) -> Scores:
         """Score a model, tokens [B, T, 7] -> logits [B, T, 4, 31], on the first examples of the evaluation split."""
         counts = torch.zeros(len(OPERATION_BINS), 5, dtype=torch.float64)
-        for events, logits in answers(partial(self.batch, split="eval"), model, num_examples, batch_size, MODULUS, device):
+        for events, logits in answers(partial(self.batch, split="eval"), model, num_examples, batch_size, MODULUS):
             counts += count_answers(choices(logits), events)
-        total, bins = counts.sum(0), []
-        for edge, row in zip(OPERATION_BINS, counts):
-            if row[0] > 0:
-                bins.append({"from_operations": edge, "num_queries": int(row[0]), **_accuracies(row)})
+        total, rows = counts.sum(0), [(edge, row) for edge, row in zip(OPERATION_BINS, counts) if row[0] > 0]
+        bins = [{"from_operations": edge, "num_queries": int(row[0]), **_accuracies(row)} for edge, row in rows]
         return Scores(num_queries=int(total[0]), bins=bins, **_accuracies(total))
 
     def _draws(self, index: int, split: int) -> np.ndarray:

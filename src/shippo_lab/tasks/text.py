@@ -134,10 +134,7 @@ class TextTask:
         longest = min(len(_ids(self.corpus, split)) for split in SPLITS) - 1
         expect_size("TextTask", "length", self.length, f"1 to {longest}, the length of the shortest split")
         if self.length > longest:
-            raise ValueError(
-                f"TextTask: `length` is {self.length}; expected 1 to {longest}, the length of the shortest split; "
-                "choose a shorter window"
-            )
+            raise ValueError(f"TextTask: `length` is {self.length}; expected 1 to {longest}, the length of the shortest split")
         check_seed("TextTask", self.seed)
 
     @property
@@ -166,8 +163,7 @@ class TextTask:
             begin = (draws * (len(ids) - self.length)).astype(np.int64)
         else:
             windows = self.num_windows(split)
-            expected = f"0 to {windows - 1}, the windows of {split!r}; ask for windows that are there"
-            rows = check_indices("TextTask.batch", indices, windows, expected)
+            rows = check_indices("TextTask.batch", indices, windows, f"0 to {windows - 1}, the windows of {split!r}")
             begin = np.array(rows) * self.length
         windows = torch.from_numpy(ids[begin[:, None] + np.arange(self.length + 1)].astype(np.int64))
         return Sequences(windows[:, :-1].clone(), windows[:, 1:].clone())
@@ -183,12 +179,11 @@ class TextTask:
         batch_size: int = 32,
         *,
         split: str = "validation",
-        device: str | torch.device = "cpu",
     ) -> TextScores:
         """Score a model, tokens [B, T] -> logits [B, T, vocab_size], on the first windows of a split, default all."""
         total, num_tokens, num_characters = 0.0, 0, 0
         count = self.num_windows(split) if num_examples is None else num_examples
-        for text, logits in answers(partial(self.batch, split=split), model, count, batch_size, self.vocab_size, device):
+        for text, logits in answers(partial(self.batch, split=split), model, count, batch_size, self.vocab_size):
             total += float(bits(logits, text.target).sum())
             num_tokens += text.target.numel()
             # A character is a byte that does not continue one: 10xxxxxx.
