@@ -42,8 +42,6 @@ Wide = Annotated[bool, typer.Option("--wide", help="Every column, also where the
 Smoke = Annotated[bool, typer.Option("--smoke", help="The same rows in seconds, for a first look (preset smoke).")]
 # Terminal width from which `list` and `verify` print all columns.
 WIDE = 110
-
-
 Format = enum.StrEnum("Format", ["text", "markdown"])
 Device = enum.StrEnum("Device", ["cpu", "cuda"])
 
@@ -62,12 +60,11 @@ def _version(asked: bool) -> None:
         raise typer.Exit
 
 
+Version = Annotated[bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version and leave.")]
+
+
 @app.callback()
-def _options(
-    version: Annotated[
-        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version and leave.")
-    ] = False,
-) -> None:
+def _options(version: Version = False) -> None:
     pass
 
 
@@ -107,29 +104,24 @@ def list_experiments(as_json: Json = False, wide: Wide = False) -> None:
     Example: [bold]shippo list[/]
     """
     from shippo_lab.experiments import all_experiments
-    from shippo_lab.harness.store import committed
+    from shippo_lab.harness.store import as_user_error, committed
 
-    experiments, outcomes = all_experiments(), {}
-    for e in experiments:
-        path = committed() / f"{e.name}.json"
-        outcomes[e.name] = e.outcome(e.result(path)) if path.exists() else "no committed result"
+    rows = []
+    for e in all_experiments():
+        path, row = committed() / f"{e.name}.json", {"name": e.name, "title": e.title, "claim": e.claim, "protocol": e.protocol}
+        with as_user_error(path):
+            outcome = e.outcome(e.result(path)) if path.exists() else "no committed result"
+        rows.append(row | {"wall_time": e.wall_time, "presets": list(e.presets), "outcome": outcome})
     if as_json:
-        keys = ("name", "title", "claim", "protocol", "wall_time")
-        own = ({"presets": list(e.presets), "outcome": outcomes[e.name]} for e in experiments)
-        rows = [{key: getattr(e, key) for key in keys} | more for e, more in zip(experiments, own)]
         print(json.dumps(rows, indent=1))
         return
     console = _console()
     every = wide or console.width >= WIDE
-    table = Table("Name", "What it shows", Column("Time", min_width=12), show_lines=True)
-    if every:
-        table.add_column("Protocol")
-        table.add_column("Presets")
-    else:
-        table.caption = "--wide shows protocols and presets as well"
-    for e in experiments:
-        more = (e.protocol, ", ".join(e.presets)) if every else ()
-        table.add_row(f"[bold]{e.name}", f"{e.claim}\n[dim]{outcomes[e.name]}", e.wall_time, *more)
+    table = Table("Name", "What it shows", Column("Time", min_width=12), *["Protocol", "Presets"] * every, show_lines=True)
+    table.caption = None if every else "--wide shows protocols and presets as well"
+    for row in rows:
+        more = (row["protocol"], ", ".join(row["presets"])) if every else ()
+        table.add_row(f"[bold]{row['name']}", f"{row['claim']}\n[dim]{row['outcome']}", row["wall_time"], *more)
     console.print(table, width=max(console.width, WIDE) if wide else None)
 
 
@@ -163,9 +155,8 @@ def run(
     if jobs == 1:
         # One job runs in this process.
         keep_freed_memory()
+    only, preset = tuple(name for part in rows or () for name in part.split(",")), _preset(preset, smoke)
     try:
-        only = tuple(name for part in rows or () for name in part.split(","))
-        preset = _preset(preset, smoke)
         result = run_experiment(experiment, preset, seeds=seeds, jobs=jobs, out=out, resume=resume, force=force, only=only)
     except KeyboardInterrupt:
         again = " ".join(word for word in sys.argv[1:] if word not in ("--resume", "--force"))
@@ -301,11 +292,10 @@ def warmup(
     from shippo_ssm import warmup as fill
     from shippo_ssm.engine import cache_directory
 
-    sizes = {name: size for name, size in (("d_state", d_state), ("group_width", group_width)) if size is not None}
-    layers: list[dict[str, Any]] = [sizes | {"right": name} for name in right] if right else [sizes]
-    for options in layers:
-        seconds = fill(d_model, **options)
-        typer.echo(f"{options.get('right', 'default layer')}: {seconds:.1f} s, kept in {cache_directory()}")
+    for name in right or [None]:
+        options: dict[str, Any] = {"d_state": d_state, "group_width": group_width, "right": name}
+        seconds = fill(d_model, **{key: value for key, value in options.items() if value is not None})
+        typer.echo(f"{name or 'default layer'}: {seconds:.1f} s, kept in {cache_directory()}")
 
 
 @app.command(rich_help_panel=CHECK)
@@ -348,8 +338,7 @@ def main() -> None:
     except ModuleNotFoundError as error:
         _fail(f"{error}; install the extras with `pip install 'shippo-ssm[plot,hf]'`")
     except USAGE_ERROR as error:
-        context = getattr(error, "ctx", None)
-        command = "shippo" if context is None else context.command_path
+        command = "shippo" if error.ctx is None else error.ctx.command_path
         _fail(f"{error.format_message()} `{command} --help` says what it takes")
     except BrokenPipeError:
         # The reader of the pipe has closed it.

@@ -1,14 +1,8 @@
 """What an experiment is: a claim, a protocol, rows to train, and a verdict on the result.
 
 An experiment builds one frozen configuration per row of a table and gives a function that trains a row for some seeds. The
-runner splits rows into units (a row and the seeds that train together) and gives each unit a `Session`:
-
-    state = session.restore()            # None, or (tensors, meta) of the last checkpoint
-    session.save(tensors, meta)          # atomic; a killed run continues from here
-    session.report(step, steps, nmse=...)
-
-Training returns a `RowResult` with one number per seed and metric. The runner joins the units of a row in the order of their
-seeds and writes the result file, which `Experiment.result` reads.
+runner splits rows into units (a row and the seeds that train together), gives each unit a `Session` for its checkpoints, joins
+their `RowResult`s in the order of the seeds, and writes the result file, which `Experiment.result` reads.
 """
 
 from __future__ import annotations
@@ -169,8 +163,8 @@ class FinishedRow(NamedTuple):
     @classmethod
     def from_json(cls, content: Any, where: str) -> FinishedRow:
         """Validate a row of a result file; a missing or wrong field is a `ValueError` that names it and `where`."""
-        types: dict[str, Any] = {"name": str, "label": str, "seeds": list, "seconds": NUMBER}
-        found = checked_fields(content, where, **types, config=dict, metrics=dict, curves=dict, notes=dict)
+        types: dict[str, Any] = dict.fromkeys(("config", "metrics", "curves", "notes"), dict)
+        found = checked_fields(content, where, name=str, label=str, seeds=list, seconds=NUMBER, **types)
         where, count = f"{where} {found['name']!r}", len(found["seeds"])
         if not count:
             raise ValueError(f"{where} has no seeds; expected at least one; {AGAIN}")
@@ -306,12 +300,11 @@ class Experiment:
 
         A missing one is a `FileNotFoundError` that names the command; a damaged or wrong one is a `ValueError`.
         """
-        if folder is not None:
-            places = [folder if folder.suffix == ".json" or folder.is_file() else folder / "result.json"]
-        else:
-            places = [self.folder(preset) / "result.json"]
-            if preset in (None, self.default_preset):
-                places.append(store.committed() / f"{self.name}.json")
+        places = [(folder or self.folder(preset)) / "result.json"]
+        if folder is not None and (folder.suffix == ".json" or folder.is_file()):
+            places = [folder]
+        elif folder is None and preset in (None, self.default_preset):
+            places.append(store.committed() / f"{self.name}.json")
         path = next((place for place in places if place.exists()), None)
         if path is None:
             looked = " or ".join(map(str, places))

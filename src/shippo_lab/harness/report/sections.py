@@ -37,18 +37,16 @@ def text(value: object) -> str:
     return re.sub(r"`([^`]+)`", r"<code>\1</code>", whole)
 
 
-def _number_class(cell: str) -> str:
+def _cell(cell: str) -> str:
     plain = re.sub(r"<[^>]*>", "", cell).strip()
-    return ' class="number"' if re.match(r"[-−+]?[\d.]|–", plain) and len(plain) < 60 else ""
+    number = re.match(r"[-−+]?[\d.]|–", plain) and len(plain) < 60
+    return f'<td class="number">{cell}</td>' if number else f"<td>{cell}</td>"
 
 
 def table(label: str, head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     """A table that scrolls by itself on a narrow screen; cells are HTML, the first of a row is its heading."""
     top = "".join(f'<th scope="col">{cell}</th>' for cell in head)
-    body = "".join(
-        f'<tr><th scope="row">{row[0]}</th>' + "".join(f"<td{_number_class(cell)}>{cell}</td>" for cell in row[1:]) + "</tr>"
-        for row in rows
-    )
+    body = "".join(f'<tr><th scope="row">{first}</th>{"".join(map(_cell, rest))}</tr>' for first, *rest in rows)
     # `tabindex` lets the keyboard reach what scrolls.
     return (
         f'<div class="scroll" role="region" tabindex="0" aria-label="{html.escape(label, quote=True)}">'
@@ -124,28 +122,26 @@ def _table(experiment: Experiment, result: Result) -> str:
 
 def theory(found: list[CheckResult]) -> str:
     """A sentence with the count, and one table per section of the paper, open only if a statement in it does not hold."""
-    lead = (
+    parts = [
         "<p>Each proposition, lemma, theorem and example of the paper is a function that computes both of its sides and "
         "measures how far they are apart, or how far apart they must be. "
         f"<strong>{_count(found)}</strong> Open a section to see its residuals.</p>"
-    )
-    return lead + "".join(_fold(name, members) for name, members in by_section(found).items())
+    ]
+    for name, members in by_section(found).items():
+        body = []
+        for row in members:
+            statement = f"{text(row.statement)}<br><small>{text(row.place)}</small>"
+            bound = f'<span class="bound">{row.relation}&nbsp;{row.bound:.0e}</span>'
+            body.append([statement, text(row.measured), f"{row.residual:.1e}", bound, verdict(row.holds, "")])
+        grid = table(f"{name}: statements and their residuals", ["Statement", "Measured", "Residual", "Bound", ""], body)
+        shown = "" if all(row.holds for row in members) else " open"
+        parts.append(f"<details{shown}><summary><strong>{name}</strong> {_count(members)}</summary>{grid}</details>")
+    return "".join(parts)
 
 
 def _count(found: list[CheckResult]) -> str:
     failed = sum(not row.holds for row in found)
     return f"All {len(found)} hold." if not failed else f"{failed} of {len(found)} do not hold."
-
-
-def _fold(name: str, found: list[CheckResult]) -> str:
-    body = []
-    for row in found:
-        statement = f"{text(row.statement)}<br><small>{text(row.place)}</small>"
-        bound = f'<span class="bound">{row.relation}&nbsp;{row.bound:.0e}</span>'
-        body.append([statement, text(row.measured), f"{row.residual:.1e}", bound, verdict(row.holds, "")])
-    grid = table(f"{name}: statements and their residuals", ["Statement", "Measured", "Residual", "Bound", ""], body)
-    shown = "" if all(row.holds for row in found) else " open"
-    return f"<details{shown}><summary><strong>{name}</strong> {_count(found)}</summary>{grid}</details>"
 
 
 def speed() -> str:
