@@ -25,7 +25,7 @@ from shippo_lab.experiments.mqar.model import MqarConfig, build_model, load_mode
 from shippo_lab.experiments.mqar.scoring import flatten_scores, scores_of_lengths
 from shippo_lab.experiments.paper import paper_tables
 from shippo_lab.harness import experiment as lab
-from shippo_lab.harness.training import products_in, resolve_precision
+from shippo_lab.harness.training import products_in
 from shippo_ssm.layers import identity_right, zero_right_suffix
 
 ROW = "struct-split"
@@ -72,7 +72,7 @@ def train(config: SuffixConfig, seeds: tuple[int, ...], session: lab.Session) ->
     (seed,) = seeds
     model = trained_model(config, seed)
     parts, known = scores_of_lengths(config, partial(config.task, seed), model), {}
-    with INTERVENTIONS[config.intervention][1](model), products_in(resolve_precision(config.precision)):
+    with INTERVENTIONS[config.intervention][1](model), products_in(config.precision):
         for length, score in parts.items():
             known[length] = score()
             session.report(len(known), len(parts))

@@ -44,9 +44,7 @@ class Layout:
 
     def join(self, seeds: list[dict[str, Tensor]]) -> Tensor:
         """One dictionary of unstacked parameters per seed -> [S, n]."""
-        for name, shape in self.shapes.items():
-            if any(tuple(parameters[name].shape) != shape for parameters in seeds):
-                raise ValueError(f"parameter {name!r} must have shape {shape} for every seed")
+        assert all(parameters[name].shape == shape for parameters in seeds for name, shape in self.shapes.items())
         return torch.stack([torch.cat([parameters[name].reshape(-1) for name in self.shapes]) for parameters in seeds])
 
 
@@ -100,8 +98,7 @@ def train_stack(problem: Problem, config: TrainConfig, seeds: tuple[int, ...], s
 
 
 def _train(problem: Problem, config: TrainConfig, seeds: tuple[int, ...], session: Session) -> RowResult:
-    steps = config.steps
-    restored = session.restore()
+    steps, restored = config.steps, session.restore()
     if restored is None:
         flat = problem.layout.join([problem.init(seed) for seed in seeds])
         state = {"flat": flat, "first": torch.zeros_like(flat), "second": torch.zeros_like(flat)}
@@ -134,7 +131,7 @@ def _train(problem: Problem, config: TrainConfig, seeds: tuple[int, ...], sessio
             reported = now
             session.report(done, steps, **{name: sum(values) / len(values) for name, values in metrics.items()})
     return RowResult(
-        metrics={name: values[-1] for name, values in curves.items() if name != "step"},
-        curves=curves,
-        notes={"parameters": flat.shape[1], "train_seconds": spent + time.monotonic() - begun},
+        {name: values[-1] for name, values in curves.items() if name != "step"},
+        curves,
+        {"parameters": flat.shape[1], "train_seconds": spent + time.monotonic() - begun},
     )

@@ -60,14 +60,12 @@ def bfloat16_pays() -> bool:
 
 def resolve_precision(precision: Precision) -> Precision:
     """Resolve "auto": "bfloat16" where that is faster, else "float32"."""
-    if precision != "auto":
-        return precision
-    return "bfloat16" if bfloat16_pays() else "float32"
+    return precision if precision != "auto" else "bfloat16" if bfloat16_pays() else "float32"
 
 
 def products_in(precision: Precision) -> AbstractContextManager:
-    """A context in which linear layers multiply in this precision."""
-    return torch.autocast("cpu", torch.bfloat16) if precision == "bfloat16" else nullcontext()
+    """A context in which linear layers multiply in this precision; "auto" is resolved."""
+    return torch.autocast("cpu", torch.bfloat16) if resolve_precision(precision) == "bfloat16" else nullcontext()
 
 
 class Fitted(NamedTuple):
@@ -102,15 +100,14 @@ def fit(
     groups = weight_decay_groups(model, config.weight_decay, right_rate * config.learning_rate)
     optimiser = torch.optim.AdamW(groups, lr=config.learning_rate, fused=True)
     rates = [group["lr"] for group in optimiser.param_groups]
-    meta: dict[str, Any] = {"step": 0, "curves": {"step": []}, "scores": {}, "seconds": 0.0, "tokens": 0, "train_seconds": 0.0}
     restored = session.restore()
     if restored is None:
-        meta["precision"] = resolve_precision(precision)
+        meta: dict[str, Any] = {"step": 0, "curves": {"step": []}, "scores": {}, "precision": resolve_precision(precision)}
+        meta |= {"seconds": 0.0, "tokens": 0, "train_seconds": 0.0}
     else:
         meta = restored[1]
         _put_back(model, optimiser, restored[0], meta["step"])
-    begun, earlier = time.monotonic(), meta["seconds"]
-    total = config.steps + len(scores)
+    begun, earlier, total = time.monotonic(), meta["seconds"], config.steps + len(scores)
     shown: dict[str, float] = {}
 
     def save() -> None:
@@ -133,8 +130,7 @@ def fit(
             break
         optimiser.step()
         now = time.monotonic()
-        meta["step"] = step + 1
-        meta["tokens"] += num_tokens
+        meta |= {"step": step + 1, "tokens": meta["tokens"] + num_tokens}
         meta["train_seconds"] += now - started
         evaluated = (step + 1) % config.eval_every == 0 or step + 1 == config.steps
         if evaluated:
@@ -160,10 +156,8 @@ def fit(
         "parameters": sum(parameter.numel() for parameter in model.parameters()),
         "tokens_per_second": meta["tokens"] / max(meta["train_seconds"], 1e-9),
         "train_seconds": earlier + time.monotonic() - begun,
-        "precision": meta["precision"],
     }
-    if "diverged_at" in meta:
-        notes["diverged_at"] = meta["diverged_at"]
+    notes |= {name: meta[name] for name in ("precision", "diverged_at") if name in meta}
     return Fitted(meta["curves"], meta["scores"], notes)
 
 
@@ -185,11 +179,8 @@ def fit_each(
 
     `budget` is name -> training steps, whose sum is `config.steps`; `make(name, steps)` gives a model with its loss and scores.
     """
-    metrics: dict[str, list[float]] = {}
-    notes: dict[str, Any] = {}
-    places: list[str] = []
+    result, places, before = RowResult(metrics={}), [], 0
     files = {} if session.checkpoint is None else {n: session.checkpoint.with_suffix(f".{n}.safetensors") for n in budget}
-    before = 0
     for name, steps in budget.items():
         with torch.random.fork_rng():
             torch.manual_seed(seed)
@@ -207,16 +198,16 @@ def fit_each(
             scores={name: trainee.score},
             rate=trainee.rate,
         )
-        metrics |= {key: [number] for key, number in fitted.scores[name].items()}
-        notes[f"{name}_seconds"] = fitted.notes["train_seconds"]
+        result.metrics |= {key: [number] for key, number in fitted.scores[name].items()}
+        result.notes[f"{name}_seconds"] = fitted.notes["train_seconds"]
         if "diverged_at" in fitted.notes:
             places.append(f"{name}, {fitted.notes['diverged_at']}")
         before += steps
     for file in files.values():
         file.unlink(missing_ok=True)
     if places:
-        notes["diverged_at"] = " and ".join(places)
-    return RowResult(metrics=metrics, notes=notes)
+        result.notes["diverged_at"] = " and ".join(places)
+    return result
 
 
 MOMENTS = ("exp_avg", "exp_avg_sq")

@@ -19,7 +19,7 @@ from shippo_lab.experiments.mqar.figures import depth_figure
 from shippo_lab.experiments.mqar.model import MqarConfig, build_model
 from shippo_lab.experiments.mqar.scoring import add_scores, scores_of_lengths
 from shippo_lab.harness import experiment as lab
-from shippo_lab.harness.training import products_in, resolve_precision
+from shippo_lab.harness.training import products_in
 from shippo_ssm.layers import identity_right, zero_right_suffix
 
 ROWS = ("no-right", "direct-single-exp", "struct-split")
@@ -54,7 +54,7 @@ def train(config: MqarConfig, seeds: tuple[int, ...], session: lab.Session) -> l
     if config.right == "split" and config.n_layers == 1:
         scores = scores_of_lengths(config, partial(config.task, seed), model)
         for prefix, intervention in (("zeroed_", zero_right_suffix), ("identity_", identity_right)):
-            with intervention(model), products_in(resolve_precision(config.precision)):
+            with intervention(model), products_in(config.precision):
                 add_scores(result, scores, prefix)
     return result
 
