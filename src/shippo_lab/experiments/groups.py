@@ -8,8 +8,6 @@ Paper: tab:app-group-audit. Group size 4 is full transport at d = 4. Group size 
 channel 2 to 3), so the oracle fails completely, while learned maps around the memory recode the task into the blocks.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 from functools import partial
 

@@ -1,7 +1,5 @@
 """The paper's own numbers, from the one file that holds them, `paper_numbers.json`."""
 
-from __future__ import annotations
-
 import functools
 import json
 from importlib import resources

@@ -11,8 +11,6 @@ start at the true generators. L is fixed, so it moves into the write vectors: H_
 .. R_T is the last state of `transport_scan` with left factor one. Paper: tab:transported-projection, auxiliary evidence.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace

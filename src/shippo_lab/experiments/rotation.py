@@ -10,8 +10,6 @@ the start. The controller is a table over event types (13 operations, BIND, QUER
 right action [G, K]. `docs/results/rotation.md` has the loss and how the recipe was chosen.
 """
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass, replace
 from functools import partial

@@ -13,8 +13,6 @@ Models are default `SequenceModel`s, with a staggered convolution in `recall` an
 is without weight decay, with warm-up, a constant rate, then a cosine to zero. Recipes were chosen on seeds 10, 11 and 12.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any

@@ -9,8 +9,6 @@ action. Zero coordinates are not the identity: the diagonal factors of the split
 per unit step; R -> I is the cleaner of the two.
 """
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Callable
 from contextlib import AbstractContextManager

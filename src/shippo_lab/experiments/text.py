@@ -11,8 +11,6 @@ of 256, 1,024 and 4,096, in segments of 256 with the state carried on. Mamba is 
 state between segments, so it reads a window at once.
 """
 
-from __future__ import annotations
-
 import bisect
 import math
 import statistics

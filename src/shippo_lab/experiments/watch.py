@@ -11,8 +11,6 @@ one were seen. Published for these data: 0.873, a random forest on statistics, w
 version 1).
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial

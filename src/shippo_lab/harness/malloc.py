@@ -4,8 +4,6 @@ A training step allocates and frees the same large tensors. By default glibc map
 a third of a Transport-MQAR step. The settings hold for the whole process, so only the lab's own processes use them.
 """
 
-from __future__ import annotations
-
 import ctypes
 import mmap
 import sys

@@ -1,7 +1,5 @@
 """Progress of a run, with an estimate of the time left."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext

@@ -5,8 +5,6 @@ checkpoints and result file and sends progress back. The numbers depend neither 
 Ctrl-C ends the workers, and `resume=True` continues from their last checkpoints.
 """
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import multiprocessing

@@ -5,8 +5,6 @@ leading seed axis. A step splits `flat` into named parameters [S, ..]; the probl
 its sum is the gradient of seed s, clipped by row. Seeds never mix: each has its own random streams, loss and gradient norm.
 """
 
-from __future__ import annotations
-
 import math
 import time
 from collections.abc import Mapping

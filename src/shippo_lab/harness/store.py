@@ -10,8 +10,6 @@ Every file is written to a temporary name, flushed and renamed, so that a kill l
 safetensors, everything else is JSON; nothing is unpickled.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import os

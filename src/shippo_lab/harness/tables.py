@@ -3,8 +3,6 @@
 A result and the paper's numbers become a list of `Line`s, two per row, "ours" and "paper"; the renderers lay them out.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 

@@ -8,8 +8,6 @@ Matrix products are in float32, or in bfloat16 (`torch.autocast`: residual strea
 Some processors emulate bfloat16 and some crash on it, so "auto" measures it in a separate process.
 """
 
-from __future__ import annotations
-
 import functools
 import subprocess
 import sys

@@ -8,8 +8,6 @@
 Token 0 is padding. Lengths are uniform in a range; an odd length of `arithmetic` takes one token more.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from dataclasses import dataclass
 

@@ -11,8 +11,6 @@ model sees `events.tokens` [B, T, 7] and gives logits [B, T, 4, 31]; `task.evalu
 knows only coordinates that no operation has touched.
 """
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass

@@ -9,8 +9,6 @@ even places after the pairs, n = 1, 2, .., with probability proportional to n^(P
 crowd behind the pairs. All other places hold random tokens.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from dataclasses import dataclass
 

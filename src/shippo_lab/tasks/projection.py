@@ -9,8 +9,6 @@ step. The K generators, drawn once from the task's own seed, are half dense skew
 elementary nilpotent ones e_i e_j^T.
 """
 
-from __future__ import annotations
-
 import functools
 from dataclasses import dataclass
 from typing import NamedTuple

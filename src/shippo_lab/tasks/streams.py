@@ -4,8 +4,6 @@ Example `index` of a split is a function of (seed, split, index) alone: `uniform
 Philox4x32-10 (Salmon et al., 2011) with the seed as its key and (position, index, split) as its counter.
 """
 
-from __future__ import annotations
-
 import numbers
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator

@@ -7,8 +7,6 @@ Training windows start anywhere, as a function of (seed, index); window `index` 
 Scores are in bits per byte, and per character.
 """
 
-from __future__ import annotations
-
 import hashlib
 import math
 import sysconfig

@@ -5,8 +5,6 @@
 mounting Q changes vectors and coefficients C to C Q, so inner products C C^T and determinants stay.
 """
 
-from __future__ import annotations
-
 from functools import lru_cache
 from importlib import metadata
 from typing import NamedTuple

@@ -1,7 +1,5 @@
 """Shared by the checks: one signal, generator paths of every kind, and numerical tools."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

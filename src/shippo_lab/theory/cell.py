@@ -5,8 +5,6 @@ H* = L H R + int_0^Delta G(s) ds with G(s) = exp((Delta - s) a) U(s) exp((Delta 
 (1 - lambda) Delta G(0) + lambda Delta G(Delta).
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import partial
 from typing import Any

@@ -1,7 +1,5 @@
 """Constructions that only the proofs need: how well a measure closes, a moving basis, and a transported metric."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, NamedTuple

@@ -4,8 +4,6 @@ Coefficients C are [N, d], signals [d]. The minimiser is found twice: by `Projec
 least squares on a quadrature of the objective. No side of an equation is used to compute the other.
 """
 
-from __future__ import annotations
-
 import numpy as np
 
 from shippo_lab.theory.cases import MIXED, TIME, WIDTH, Array, derivative, moving, nodes, signal, smooth_transports, transports

@@ -4,8 +4,6 @@ A check is a function without arguments that measures one statement of the paper
 decorator `check` adds the statement and the bound, and registers it in `CHECKS`.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import math
 import re

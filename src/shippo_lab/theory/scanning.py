@@ -2,8 +2,6 @@
 
 States are [N, P]. `shippo_ssm.scan.compose` is compared with the recurrence H_t = L_t H_{t-1} R_t + U_t, written out here."""
 
-from __future__ import annotations
-
 from functools import partial
 from itertools import accumulate
 

@@ -3,8 +3,6 @@
 A check that raises becomes a row that does not hold, so that one broken part does not hide the others.
 """
 
-from __future__ import annotations
-
 import difflib
 import json
 import math

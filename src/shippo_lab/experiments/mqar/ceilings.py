@@ -5,8 +5,6 @@ thirteen changes one coordinate of four, so a memory that transports nothing los
 know more a model has to carry operations out, one, two or three in a row.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import replace
 

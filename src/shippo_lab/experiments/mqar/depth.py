@@ -8,8 +8,6 @@ A model of one layer without a right action stays at the predictor that knows un
 begins to replay operations at the query. `docs/results/mqar-depth.md` has the verdicts, stated before the runs.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial

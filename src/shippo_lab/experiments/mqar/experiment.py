@@ -9,8 +9,6 @@ stand predictors that know the coordinates no operation has touched since the bi
 `docs/results/mqar.md` has the protocol and what the paper found.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 from functools import partial
 

@@ -1,7 +1,5 @@
 """The models of Transport-MQAR: a row's configuration, the embedding of its events, and the model of a seed."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 from pathlib import Path

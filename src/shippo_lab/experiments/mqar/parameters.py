@@ -4,8 +4,6 @@ The paper gives totals; how they divide is our reading. Embedding: one table of 
 4 x 31 values; heads: 4 x 31 classes; input and output projections d_model x d_model.
 """
 
-from __future__ import annotations
-
 import torch
 
 from shippo_lab.experiments.mqar.experiment import MODELS, rows

@@ -4,8 +4,6 @@ The examples of a training step are a function of the step alone; after the last
 examples that training never saw.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from functools import partial

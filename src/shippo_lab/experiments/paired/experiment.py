@@ -9,8 +9,6 @@ paired difference stays at one for every write rank. Paper: tab:paired-transport
 fig:main-evidence. `docs/results/paired.md` has the protocol.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 from functools import partial
 

@@ -18,8 +18,6 @@ token by token through `scan.block_affine_scan` with right actions from `actions
 Shapes: S seeds, M examples, d channels, N state order, K generators, r write rank.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from dataclasses import dataclass

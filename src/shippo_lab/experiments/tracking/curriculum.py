@@ -4,8 +4,6 @@ A layer first learns what single tokens do to short memories, then that long pro
 and three elements come first. Every step has about the same number of tokens, whatever the length.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, field

@@ -9,8 +9,6 @@ forget (even pairs, arithmetic), the left factor or a second layer has to help (
 `docs/state-tracking.md` says which part of the cell does the work, `docs/results/languages.md` has the protocol.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field, replace
 from functools import partial
 

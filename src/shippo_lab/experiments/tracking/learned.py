@@ -5,8 +5,6 @@ holds a representation where R(a) R(b) = R(ab). Its character, the trace of R on
 irreducible ones, and the multiplicities say which. One faithful representation solves the task.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

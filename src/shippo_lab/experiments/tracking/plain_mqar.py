@@ -7,8 +7,6 @@ Time: 8 minutes on two cores
 A right action should cost nothing where it is not needed. `docs/results/mqar-plain.md` has the protocol and the start.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any

@@ -4,8 +4,6 @@
 command that makes it.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterable
 from importlib import resources

@@ -5,8 +5,6 @@ rotation and a shear, in either order, with product R. A transported memory hold
 page computes the basis, R and both read-outs itself; tests compare them with the library's.
 """
 
-from __future__ import annotations
-
 import base64
 import html
 import re
