@@ -14,7 +14,7 @@ is without weight decay, with warm-up, a constant rate, then a cosine to zero. R
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -44,8 +44,8 @@ def token_probe(
     task: Any, layer: dict[str, Any], steps: int, batch: int, score: Callable[[nn.Module], dict[str, float]]
 ) -> Trainee:
     """Two layers of width 64 on a token task."""
-    layer = {"conv_init": "staggered"} | layer
-    model = SequenceModel(SequenceConfig(d_model=64, n_layers=2, vocab_size=task.vocab_size, **layer))
+    geometry = {"d_model": 64, "n_layers": 2, "vocab_size": task.vocab_size, "conv_init": "staggered"}
+    model = SequenceModel(SequenceConfig(**geometry | layer))
 
     def loss_at(step: int) -> tuple[Tensor, int]:
         tokens, target = task.batch(range(batch * step, batch * (step + 1)))
@@ -63,9 +63,11 @@ def recall(layer: dict[str, Any], seed: int, steps: int, lengths: tuple[int, ...
 def text(layer: dict[str, Any], seed: int, steps: int, lengths: tuple[int, ...]) -> Trainee:
     """The next byte."""
     task = TextTask(length=128, seed=seed)
-    return token_probe(
-        task, layer, steps, 16, lambda model: {"text": task.evaluate(model, 64, split="test").bits_per_character}
-    )
+
+    def score(model: nn.Module) -> dict[str, float]:
+        return {"text": task.evaluate(model, 64, split="test").bits_per_character}
+
+    return token_probe(task, layer, steps, 16, score)
 
 
 def words(layer: dict[str, Any], seed: int, steps: int, lengths: tuple[int, ...]) -> Trainee:
@@ -112,8 +114,7 @@ def turns(layer: dict[str, Any], seed: int, steps: int, lengths: tuple[int, ...]
     """Recall of values that quarter turns have moved, by the general layer."""
 
     def task(length: int, num_active: int) -> TransportMQAR:
-        keys = {"num_keys": NUM_KEYS, "num_active": num_active, "rebind": False}
-        return TransportMQAR(library="rotation", length=length, seed=seed, **keys)
+        return TransportMQAR(library="rotation", length=length, num_active=num_active, rebind=False, seed=seed)
 
     geometry = SequenceConfig(d_model=128, n_layers=1, expand=1, **layer)
     embedding = TurnEmbedding(task(8, 1).num_operations, geometry.d_model)
@@ -133,14 +134,8 @@ def turns(layer: dict[str, Any], seed: int, steps: int, lengths: tuple[int, ...]
     return Trainee(model, loss_at, score, held_rate(steps, 0.5))
 
 
-PROBES: dict[str, Callable[[dict[str, Any], int, int, tuple[int, ...]], Trainee]] = {
-    "recall": recall,
-    "turns": turns,
-    "words": words,
-    "text": text,
-}
-
-
+Probe = Callable[[dict[str, Any], int, int, tuple[int, ...]], Trainee]
+PROBES: dict[str, Probe] = {"recall": recall, "turns": turns, "words": words, "text": text}
 BUDGET = {"recall": 300, "turns": 200, "words": 500, "text": 100}
 # Row -> label, and what is changed of the start.
 VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
@@ -175,9 +170,7 @@ SMOKE = StartConfig(budget=dict.fromkeys(BUDGET, 2), steps=2 * len(BUDGET), num_
 
 def compared(base: StartConfig) -> tuple[StartConfig, ...]:
     """The default start, the previous one, the default with parts changed, no right action, and a GRU for scale."""
-    return tuple(
-        replace(base, name=name, label=label, layer=PAPER_GEOMETRY | layer) for name, (label, layer) in VARIANTS.items()
-    )
+    return base.variants({name: (label, PAPER_GEOMETRY | layer) for name, (label, layer) in VARIANTS.items()})
 
 
 def rows() -> tuple[StartConfig, ...]:

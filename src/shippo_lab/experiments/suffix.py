@@ -75,7 +75,7 @@ def train(config: SuffixConfig, seeds: tuple[int, ...], session: lab.Session) ->
             known[length] = score()
             session.report(len(known), len(parts))
     metrics, profiles = flatten_scores(known)
-    return lab.RowResult(metrics=metrics, curves={"step": [], **profiles})
+    return lab.RowResult(metrics, {"step": [], **profiles})
 
 
 @lab.by_row
@@ -89,8 +89,7 @@ def judge(row: lab.FinishedRow, result: lab.Result) -> lab.Verdict | None:
         for metric in ("coordinate", "exact")
     )
     change = ", ".join(f"{fall:+.4f}" for fall in exact)
-    text = f"coordinate and exact below as trained at every length (exact {change})"
-    return lab.Verdict(max(coordinate + exact) < 0, text)
+    return lab.Verdict(max(coordinate + exact) < 0, f"coordinate and exact below as trained at every length (exact {change})")
 
 
 EXPERIMENT = lab.Experiment(

@@ -13,7 +13,6 @@ from shippo_lab.experiments import get, suffix
 from shippo_lab.experiments.mqar import experiment as mqar
 from shippo_lab.experiments.mqar.ceilings import by_active_keys, ceilings
 from shippo_lab.experiments.mqar.model import EventEmbedding, MqarConfig, build_model
-from shippo_lab.experiments.mqar.parameters import parameter_counts
 from shippo_lab.experiments.mqar.scoring import query_loss
 from shippo_lab.experiments.paper import paper_numbers
 from shippo_lab.harness import training
@@ -48,7 +47,7 @@ def test_the_protocol_is_the_papers():
 
 
 def test_parameter_counts_are_the_papers():
-    found = parameter_counts()
+    found = mqar.parameter_counts()
     assert list(found) == [label for label, *_ in mqar.MODELS.values()]
     for name, (ours, paper) in found.items():
         assert abs(ours / paper - 1) <= (0.12 if name == "DirectGen-SingleExp" else 0.05), (name, ours)

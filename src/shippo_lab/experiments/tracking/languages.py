@@ -44,8 +44,7 @@ class LanguagesConfig(LayerConfig):
 
 def rows(base: LanguagesConfig | None = None) -> tuple[LanguagesConfig, ...]:
     """Layers with and without a right action, and others for scale."""
-    base = base or LanguagesConfig()
-    return tuple(replace(base, name=name, label=LAYERS[name][0], layer=LAYERS[name][1]) for name in ROWS)
+    return (base or LanguagesConfig()).variants({name: LAYERS[name] for name in ROWS})
 
 
 SMOKE = LanguagesConfig(budget=dict.fromkeys(LANGUAGES, 2), steps=2 * len(LANGUAGES), num_seeds=1, tokens=64, eval_sentences=8)
@@ -58,10 +57,9 @@ def language(config: LanguagesConfig, seed: int, name: str, steps: int) -> Train
     lengths = drawn_lengths(STAGES, seed, steps)
 
     def loss_at(step: int) -> tuple[Tensor, int]:
-        length = lengths[step]
+        length, first = lengths[step], config.tokens * step
         task = LanguageTask(name=name, min_length=length, max_length=length, every=True, seed=seed)
-        first, batch = config.tokens * step, config.tokens // length
-        sentences = task.batch(range(first, first + batch))
+        sentences = task.batch(range(first, first + config.tokens // length))
         logits = model.head(model.features(sentences.tokens, sentences.asked))
         loss = F.cross_entropy(logits, sentences.target[sentences.asked], label_smoothing=SMOOTHING)
         return loss, sentences.tokens.numel()

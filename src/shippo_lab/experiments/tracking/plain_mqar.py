@@ -7,7 +7,7 @@ Time: 8 minutes on two cores
 A right action should cost nothing where it is not needed. `docs/results/mqar-plain.md` has the protocol and the start.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -49,8 +49,7 @@ SMOKE = PlainMqarConfig(steps=3, num_seeds=1, batch=4, eval_examples=8, eval_eve
 
 def rows(base: PlainMqarConfig | None = None) -> tuple[PlainMqarConfig, ...]:
     """With and without a right action, and two other layers for scale."""
-    base = base or PlainMqarConfig()
-    return tuple(replace(base, name=name, label=LAYERS[name][0], layer=LAYERS[name][1]) for name in ROWS)
+    return (base or PlainMqarConfig()).variants({name: LAYERS[name] for name in ROWS})
 
 
 def train(config: PlainMqarConfig, seeds: tuple[int, ...], session: lab.Session) -> lab.RowResult:
@@ -78,8 +77,7 @@ def train(config: PlainMqarConfig, seeds: tuple[int, ...], session: lab.Session)
         rate=held_rate(config.steps),
         right_rate=config.right_rate,
     )
-    metrics = {name: [found["recall"]] for name, found in fitted.scores.items()}
-    return lab.RowResult(metrics=metrics, curves=fitted.curves, notes=fitted.notes)
+    return lab.RowResult({name: [found["recall"]] for name, found in fitted.scores.items()}, fitted.curves, fitted.notes)
 
 
 @lab.by_row

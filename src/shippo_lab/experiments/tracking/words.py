@@ -81,14 +81,13 @@ WIDE: dict[str, Any] = BARE | {"d_model": 60, "group_width": 5}
 def rows(base: WordsConfig | None = None) -> tuple[WordsConfig, ...]:
     """A5 with every layer; then longer training words, fewer elements, and S5, with and without a right action."""
     base = base or WordsConfig()
-    a5 = [replace(base, name=name, label=label, layer=layer) for name, (label, layer) in LAYERS.items()]
     bare = replace(base, layer=BARE, pairs=True, tokens=2 * base.tokens)
     few = replace(bare, train_length=40, steps=base.steps // 3)
     mixed = replace(few, group="S5", layer=WIDE)
     wide = replace(bare, group="S5", layer=WIDE)
     none = {"right": "none"}
     return (
-        *a5,
+        *base.variants(LAYERS),
         replace(few, name="a5-40", label="A5, trained to 40"),
         replace(few, name="a5-12", label="A5 from 12 elements, trained to 40", elements=12),
         replace(few, name="a5-12-none", label="A5 from 12 elements, no right action", elements=12, layer=BARE | none),
@@ -108,7 +107,6 @@ def train(config: WordsConfig, seeds: tuple[int, ...], session: lab.Session) -> 
     task = config.task(seed)
     model = config.model(seed, d_model=64, n_layers=1, d_state=16, vocab_size=task.vocab_size)
     has_right = config.layer.get("mixer") not in OTHERS and config.layer.get("right") != "none"
-
     longest, near = config.lengths[-1], min(NEAR, config.lengths[-1])
 
     def score(count: int, length: int) -> dict[str, Any]:
@@ -149,11 +147,8 @@ def train(config: WordsConfig, seeds: tuple[int, ...], session: lab.Session) -> 
     ends = np.unique(np.concatenate([np.arange(33), np.geomspace(33, longest, 16 * 9).astype(int)]))
     both = np.concatenate([close, far[near:]])
     curves = fitted.curves | {"by_position": [[float(both[start:end].mean())] for start, end in itertools.pairwise(ends)]}
-    return lab.RowResult(
-        metrics={name: [number] for name, number in metrics.items()},
-        curves=curves,
-        notes=notes | {"positions": ends[1:].tolist()},
-    )
+    notes = notes | {"positions": ends[1:].tolist()}
+    return lab.RowResult({name: [number] for name, number in metrics.items()}, curves, notes)
 
 
 def words_figure(result: lab.Result, path: Path) -> None:
