@@ -12,10 +12,9 @@ start at the true generators. L is fixed, so it moves into the write vectors: H_
 """
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -84,7 +83,7 @@ class Projection:
     def __init__(self, config: ProjectionConfig, seeds: tuple[int, ...]) -> None:
         self.config, self.seeds, self.task = config, seeds, config.task
         d, order, rank = self.task.width, self.task.d_state, config.rank
-        shapes: dict[str, tuple[int, ...]] = {"front": (d, rank * d), "write": (order, rank), "readout": (order * d, order * d)}
+        shapes = {"front": (d, rank * d), "write": (order, rank), "readout": (order * d, order * d)}
         if config.right == "learned":
             shapes["generators"] = (self.task.num_generators, d, d)
         self.layout = Layout(shapes)
@@ -145,9 +144,7 @@ class Projection:
             for name, score in (("nmse", nmse), ("r2", r_squared))
         }
 
-    def _score(
-        self, score: Callable[[Tensor, Tensor], Tensor], parameters: dict[str, Tensor], s: int, batch: ProjectionBatch
-    ) -> Tensor:
+    def _score(self, score: Any, parameters: dict[str, Tensor], s: int, batch: ProjectionBatch) -> Tensor:
         own = {name: parameter[s] for name, parameter in parameters.items()}
         return score(self.predict(own, batch)[None], batch.target[None])
 

@@ -103,16 +103,8 @@ class RotationMemory(Mixer[Tensor]):
     def run(self, u: Tensor, state: Tensor | None, segment: Segment) -> tuple[Tensor, Tensor]:
         key, value = u[..., 1], self.value(u[..., 3:]).mT
         step, drift = F.softplus(self.raw_step)[self.event(u)], -self.log_decay.exp()
-        y, state = transport_scan(
-            value,
-            self.write[key],
-            self.read[key],
-            step,
-            drift,
-            self.right_actions(u),
-            initial_state=state,
-            output_final_state=True,
-        )
+        operands = value, self.write[key], self.read[key], step, drift, self.right_actions(u)
+        y, state = transport_scan(*operands, initial_state=state, output_final_state=True)
         assert state is not None
         return F.rms_norm(y, (WIDTH,), eps=1e-6).mT, state
 
@@ -141,12 +133,8 @@ SMOKE = RotationConfig(steps=20, num_seeds=2, batch=8, eval_every=10, curve_exam
 
 def rows(base: RotationConfig | None = None) -> tuple[RotationConfig, ...]:
     """Two right-action families and none."""
-    base = base or RotationConfig()
-    return (
-        replace(base, name="split", label="Split flow", right="split"),
-        replace(base, name="dense", label="Dense exponential", right="dense"),
-        replace(base, name="none", label="No right action", right="none"),
-    )
+    labels = {"split": "Split flow", "dense": "Dense exponential", "none": "No right action"}
+    return tuple(replace(base or RotationConfig(), name=name, label=labels[name], right=name) for name in labels)
 
 
 def rate(config: RotationConfig, step: int) -> float:
@@ -162,10 +150,7 @@ def train(config: RotationConfig, seeds: tuple[int, ...], session: lab.Session) 
         torch.manual_seed(seed)
         model = RotationModel(config)
     last_length, last_active = config.curriculum[-1][1:]
-
-    def task_of(length: int) -> TransportMQAR:
-        return config.task(seed, length, last_active)
-
+    task_of = partial(config.task, seed, num_active=last_active)
     result = train_recall(
         model,
         config,
@@ -174,7 +159,7 @@ def train(config: RotationConfig, seeds: tuple[int, ...], session: lab.Session) 
         task_of=task_of,
         train_length=last_length,
         loss_of=lambda events: query_loss(model, events) + config.isometry * model.memory.distance_from_isometry(),
-        rate=lambda step: rate(config, step),
+        rate=partial(rate, config),
     )
     with identity_right(model):
         add_scores(result, scores_of_lengths(config, task_of, model), "identity_")
@@ -185,13 +170,11 @@ def train(config: RotationConfig, seeds: tuple[int, ...], session: lab.Session) 
 def judge(row: lab.FinishedRow, result: lab.Result) -> lab.Verdict:
     """Solved with a right action, not without, and not after R -> I."""
     length = row.config["curriculum"][-1][1]
-    known = row.mean(f"untouched_exact_{length}")
+    bound, predictor = row.mean(f"untouched_exact_{length}") + 0.1, "the untouched-coordinates predictor + 0.1"
     if row.name == "none":
-        text = f"exact at most the untouched-coordinates predictor + 0.1 at length {length}"
-        return lab.Verdict(row.mean(f"exact_{length}") <= known + 0.1, text)
-    back = row.mean(f"identity_exact_{length}")
-    text = f"exact >= 0.99 at length {length} for every seed, R -> I back to the untouched-coordinates predictor + 0.1"
-    return lab.Verdict(min(row.metrics[f"exact_{length}"]) >= 0.99 and back <= known + 0.1, text)
+        return lab.Verdict(row.mean(f"exact_{length}") <= bound, f"exact at most {predictor} at length {length}")
+    holds = min(row.metrics[f"exact_{length}"]) >= 0.99 and row.mean(f"identity_exact_{length}") <= bound
+    return lab.Verdict(holds, f"exact >= 0.99 at length {length} for every seed, R -> I back to {predictor}")
 
 
 EXPERIMENT = lab.Experiment(
