@@ -1,12 +1,10 @@
 """Transport of the channel frame: d_t P(t, tau) = P(t, tau) A_R(t), P(tau, tau) = I.
 
-The generator path A_R is one matrix [d, d], pieces [K, d, d] with starting times [K], or a callable t -> [d, d]. The time axis
-is cut into segments [s_j, s_{j+1}] on which P is known in closed form or by an adaptive ODE solution, and
+The time axis is cut into segments [s_j, s_{j+1}] on which P is known in closed form or by an adaptive ODE solution, and
 
     P(t, tau) = P(s_{j+1}, tau) P(s_{j+2}, s_{j+1}) ... P(t, s_i)      for tau in segment j, t in segment i.
 
-The segments of a callable path are short compared to the size of A_R, so that every factor is well conditioned. Times may be
-arrays; matrices are [.., d, d].
+The segments of a callable path are short compared to the size of A_R, so that every factor is well conditioned.
 """
 
 from __future__ import annotations
