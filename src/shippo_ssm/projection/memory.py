@@ -45,7 +45,9 @@ class ProjectionMemory:
         if not isinstance(measure, Measure):
             raise ValueError(f"ProjectionMemory: `measure` is a {type(measure).__name__}; expected a measure such as LegS(32)")
         if not isinstance(transport, Transport | None):
-            raise ValueError(f"ProjectionMemory: `transport` is a {type(transport).__name__}; expected a Transport or None")
+            raise ValueError(
+                f"ProjectionMemory: `transport` is a {type(transport).__name__}; expected a Transport; wrap the generator"
+            )
         self.measure, self.transport = measure, transport
 
     @property

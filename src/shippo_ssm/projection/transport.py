@@ -172,7 +172,7 @@ class Transport:
         )
         slack = 1e-12 * max(1.0, float(np.abs(later).max(initial=0.0)))
         if not np.all((earlier >= -slack) & (earlier <= later + slack) & np.isfinite(later)):
-            raise ValueError("Transport: `tau` is outside [0, t]; P moves forward, `inverse` moves back")
+            raise ValueError("Transport: `tau` is outside [0, t]; expected an earlier time; `inverse` moves back")
         return later.ravel(), np.clip(earlier.ravel(), 0.0, None), later.shape
 
     def _frame(self, t: Any, tau: Any, inverse: bool) -> Array:
