@@ -1,7 +1,8 @@
 """The command `shippo`: tables, figures, checks and benchmarks.
 
-Commands import what they need when they run, so that `shippo --help` is quick. Errors that a user can repair (a `ValueError`, a
-file that cannot be read or written, a missing extra) are one line with the remedy and exit code 2; Ctrl-C is 130.
+Commands import what they need when they run, so that `shippo --help` is quick. Errors that a user can repair (a
+`ValueError`, a file that cannot be read or written, a missing extra) are one line with the remedy and exit code 2;
+Ctrl-C is 130.
 """
 
 from __future__ import annotations

@@ -9,8 +9,9 @@ Time: about 25 minutes on two cores, by the times of its parts
     words   products of elements of A5, lengths up to 16 by a curriculum: one layer of width 64
     text    the next byte of Python's own documentation, 128 at a time: two layers of width 64
 
-Models are default `SequenceModel`s, with a staggered convolution in `recall` and `text`, where adjacent tokens matter. Training
-is without weight decay, with warm-up, a constant rate, then a cosine to zero. Recipes were chosen on seeds 10, 11 and 12.
+Models are default `SequenceModel`s, with a staggered convolution in `recall` and `text`, where adjacent tokens matter.
+Training is without weight decay, with warm-up, a constant rate, then a cosine to zero. Recipes were chosen on seeds 10,
+11 and 12.
 """
 
 from collections.abc import Callable

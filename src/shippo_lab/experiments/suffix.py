@@ -4,9 +4,9 @@ Claim: A trained StructGen-Split uses its right-action coordinates: zeroing them
 Protocol: weights of `shippo run mqar`, 640 examples per length; as trained, suffix zeroed, R -> I
 Time: 23 minutes on one CPU core, after `mqar`
 
-Paper: tab:app-zero-extra-controller-head. The suffix is the 1024 numbers per token that the controllers emit for the right
-action. Zero coordinates are not the identity: the diagonal factors of the split flow then forget at the rate softplus(0) = 0.69
-per unit step; R -> I is the cleaner of the two.
+Paper: tab:app-zero-extra-controller-head. The suffix is the 1024 numbers per token that the controllers emit for the
+right action. Zero coordinates are not the identity: the diagonal factors of the split flow then forget at the rate
+softplus(0) = 0.69 per unit step; R -> I is the cleaner of the two.
 """
 
 import contextlib

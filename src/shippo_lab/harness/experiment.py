@@ -1,8 +1,9 @@
 """What an experiment is: a claim, a protocol, rows to train, and a verdict on the result.
 
-An experiment builds one frozen configuration per row of a table and gives a function that trains a row for some seeds. The
-runner splits rows into units (a row and the seeds that train together), gives each unit a `Session` for its checkpoints, joins
-their `RowResult`s in the order of the seeds, and writes the result file, which `Experiment.result` reads.
+An experiment builds one frozen configuration per row of a table and gives a function that trains a row for some seeds.
+The runner splits rows into units (a row and the seeds that train together), gives each unit a `Session` for its
+checkpoints, joins their `RowResult`s in the order of the seeds, and writes the result file, which `Experiment.result`
+reads.
 """
 
 from __future__ import annotations

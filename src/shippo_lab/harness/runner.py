@@ -1,8 +1,8 @@
 """Run an experiment: split it into units, train them in one or several processes, write the result, show progress.
 
-A unit is a row and the seeds that train together. `jobs` worker processes take units one by one; a worker writes its own
-checkpoints and result file and sends progress back. The numbers depend neither on the number of workers nor on interruptions.
-Ctrl-C ends the workers, and `resume=True` continues from their last checkpoints.
+A unit is a row and the seeds that train together. `jobs` worker processes take units one by one; a worker writes its
+own checkpoints and result file and sends progress back. The numbers depend neither on the number of workers nor on
+interruptions. Ctrl-C ends the workers, and `resume=True` continues from their last checkpoints.
 """
 
 import contextlib

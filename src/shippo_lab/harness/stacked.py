@@ -1,8 +1,8 @@
 """Train all seeds of a row as one stacked model with parameters `flat` [S, n].
 
-The paper's controlled models have a few hundred parameters, so a training step of one is all overhead. Every parameter gets a
-leading seed axis. A step splits `flat` into named parameters [S, ..]; the problem's `loss` gives [S]; row s of the gradient of
-its sum is the gradient of seed s, clipped by row. Seeds never mix: each has its own random streams, loss and gradient norm.
+The paper's controlled models have a few hundred parameters, so a training step of one is all overhead. Row s of the
+gradient of the summed losses [S] is the gradient of seed s, clipped by row. Seeds never mix: each has its own random
+streams.
 """
 
 import math

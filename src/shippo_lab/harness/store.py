@@ -1,13 +1,10 @@
 """Files of a run: atomic writes, tensors, JSON, and the folders that hold them.
 
-    runs/NAME/manifest.json          experiment, preset and row configurations of the run
-    runs/NAME/units/ROW.s0-s4.json   one file per finished unit (a row and the seeds trained together)
-    runs/NAME/checkpoints/...        one safetensors file per unfinished unit
-    runs/NAME/result.json            the joined rows; all that `table` and `figure` read
-    runs/NAME/.lock                  locked while a process runs in the folder
-
-Every file is written to a temporary name, flushed and renamed, so that a kill leaves the old file or the new one. Tensors are
-safetensors, everything else is JSON; nothing is unpickled.
+runs/NAME/manifest.json          experiment, preset and row configurations of the run
+runs/NAME/units/ROW.s0-s4.json   one file per finished unit (a row and the seeds trained together)
+runs/NAME/checkpoints/...        one safetensors file per unfinished unit
+runs/NAME/result.json            the joined rows; all that `table` and `figure` read
+runs/NAME/.lock                  locked while a process runs in the folder
 """
 
 import dataclasses

@@ -1,11 +1,11 @@
 """Train one model with AdamW and score it; a kill costs at most a minute and changes no number.
 
-`loss_at(step)` depends on the step alone, and a checkpoint holds parameters, AdamW moments, the step, the curves and the
-finished scores, so a killed run repeats the steps since its last checkpoint and ends with the same numbers. A loss or gradient
-that is not finite ends training: the parameters before that step are scored, and `notes["diverged_at"]` names the step.
+`loss_at(step)` depends on the step alone, so a killed run repeats the steps since its last checkpoint. A loss or
+gradient that is not finite ends training: the parameters before that step are scored, and `notes["diverged_at"]` names
+the step.
 
-Matrix products are in float32, or in bfloat16 (`torch.autocast`: residual stream, memory, parameters and moments stay float32).
-Some processors emulate bfloat16 and some crash on it, so "auto" measures it in a separate process.
+Matrix products are in float32, or in bfloat16 (`torch.autocast`: residual stream, memory, parameters and moments stay
+float32). Some processors emulate bfloat16 and some crash on it, so "auto" measures it in a separate process.
 """
 
 import functools

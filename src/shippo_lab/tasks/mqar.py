@@ -1,14 +1,10 @@
 """Transport-MQAR: multi-query associative recall where later operations act on everything already stored (paper, appendix E).
 
-One position holds one event: BIND(key, value) stores a value of F_31^4 under a key, OP(id) multiplies every stored value by
-an invertible matrix of the library from the right, QUERY(key) asks for the present value of a key. With A_t the matrix of
-position t (the identity unless the event is an OP), a key bound to v at position s and asked at position t has the answer
+BIND(key, value) stores a value of F_31^4 under a key, OP(id) multiplies every stored value by an invertible matrix of
+the library from the right, QUERY(key) asks for the present value of a key. With A_t the matrix of position t (the
+identity unless the event is an OP), a key bound to v at position s and asked at position t has the answer
 
     target = v A_{s+1} .. A_t = (v V_s^{-1}) V_t  mod 31,       V_t = A_1 .. A_t.
-
-Example `index` of a split is a function of (seed, split, index) alone, and a shorter example is a prefix of a longer one. A
-model sees `events.tokens` [B, T, 7] and gives logits [B, T, 4, 31]; `task.evaluate(model)` scores it, beside a predictor that
-knows only coordinates that no operation has touched.
 """
 
 import itertools

@@ -1,12 +1,10 @@
 """MQAR: multi-query associative recall, as zoology defines it (Arora et al.; repository HazyResearch/zoology).
 
-A sequence begins with key-value pairs, k_1 v_1 k_2 v_2 .. ; later every key occurs once more, and its value is the answer:
-
     k_1 v_1 k_2 v_2 | .  .  k_2 .  .  .  k_1 .          target: v_2 below the second k_2, v_1 below the second k_1
 
-Keys are 1 .. vocab_size/2 - 1, values vocab_size/2 .. vocab_size - 1, both without repetition. A query takes the n-th of the
-even places after the pairs, n = 1, 2, .., with probability proportional to n^(POWER - 1), without repetition, so that queries
-crowd behind the pairs. All other places hold random tokens.
+Keys are 1 .. vocab_size/2 - 1, values vocab_size/2 .. vocab_size - 1, both without repetition. A query takes the n-th
+of the even places after the pairs with probability proportional to n^(POWER - 1), without repetition. Other places hold
+random tokens.
 """
 
 from collections.abc import Iterable

@@ -1,10 +1,9 @@
 """Text for a model of the next byte: Python's own documentation ("topics"), or the source of its standard library ("library").
 
-Both differ a little between versions of Python, so numbers belong to one version; `digest` says which text it was. The topics
-(`pydoc_data.topics`) are half a megabyte: topics that share a paragraph are one family, and families go to train, validation
-and test, about 8 : 1 : 1. The library is the `.py` files without tests, about 10 megabytes, split 90 : 5 : 5 by package.
-Training windows start anywhere, as a function of (seed, index); window `index` of validation and test is the index-th piece.
-Scores are in bits per byte, and per character.
+Both differ a little between versions of Python; `digest` says which text it was. Of the topics (`pydoc_data.topics`),
+those that share a paragraph are one family, and families go to train, validation and test. The library is the `.py`
+files without tests, split by package. Training windows start anywhere; window `index` of validation and test is the
+index-th piece.
 """
 
 import hashlib

@@ -1,8 +1,6 @@
 """A watch on a wrist: 7 shoulder exercises of 10 subjects, acceleration and gyroscope at 50 Hz, from the wheel of `seglearn`.
 
-`windows` cuts the 140 series into pieces of 2 s, and `turned` mounts the watch differently. The rest are features of windows:
-`statistics` (the published route), `memories`, in the body frame and driven by the gyroscope, and invariants of them. Another
-mounting Q changes vectors and coefficients C to C Q, so inner products C C^T and determinants stay.
+Another mounting Q changes vectors and coefficients C to C Q, so inner products C C^T and determinants stay.
 """
 
 from functools import lru_cache

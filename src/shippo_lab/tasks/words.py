@@ -1,10 +1,8 @@
 """Group words: read elements g_1, g_2, .. of a finite group, answer with the product g_1 .. g_t after each (Merrill et al.).
 
-    h_0 = identity,     h_t = h_{t-1} g_t,     target_t = h_t
-
-An element acts from the right on everything before it: H_t = H_{t-1} R_t with R_t = R(g_t) and R a representation,
-R(a) R(b) = R(ab). So a memory with right actions solves the task exactly if its width P allows a faithful real representation
-of positive determinants: 3 for A5, and 5 for S5, whose swaps are reflections in four dimensions.
+An element acts from the right on everything before it: H_t = H_{t-1} R_t with R_t = R(g_t) and R a representation, R(a)
+R(b) = R(ab). So a memory with right actions solves the task exactly if its width P allows a faithful real
+representation of positive determinants: 3 for A5, and 5 for S5, whose swaps are reflections in four dimensions.
 """
 
 from __future__ import annotations

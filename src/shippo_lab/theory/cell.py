@@ -1,8 +1,8 @@
 """Checks of section 3.4 and appendices C.4 to C.7: closed-form factors, split products, and the two-point exponential cell.
 
-One step of the frozen dynamics H' = Diag(a) H + U(tau) + H A over [0, Delta], with H [N, P]. Its exact solution is
-H* = L H R + int_0^Delta G(s) ds with G(s) = exp((Delta - s) a) U(s) exp((Delta - s) A); the cell replaces the integral by
-(1 - lambda) Delta G(0) + lambda Delta G(Delta).
+One step of H' = Diag(a) H + U(tau) + H A over [0, Delta], with H [N, P], is H* = L H R + int_0^Delta G(s) ds with G(s)
+= exp((Delta - s) a) U(s) exp((Delta - s) A); the cell replaces the integral by (1 - lambda) Delta G(0) + lambda Delta
+G(Delta).
 """
 
 from collections.abc import Callable

@@ -1,7 +1,7 @@
 """Checks of section 2 and appendix A: the approximation problem, its normal equation, and the dynamics of its solution.
 
-Coefficients C are [N, d], signals [d]. The minimiser is found twice: by `ProjectionMemory.project` (normal equation) and by
-least squares on a quadrature of the objective. No side of an equation is used to compute the other.
+Coefficients C are [N, d], signals [d]. The minimiser is found twice: by `ProjectionMemory.project` (normal equation)
+and by least squares on a quadrature of the objective. No side of an equation is used to compute the other.
 """
 
 import numpy as np

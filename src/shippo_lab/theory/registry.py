@@ -1,7 +1,7 @@
 """The registry of checks and their results.
 
-A check is a function without arguments that measures one statement of the paper; its docstring says what it measures. The
-decorator `check` adds the statement and the bound, and registers it in `CHECKS`.
+A check is a function without arguments that measures one statement of the paper; its docstring says what it measures.
+The decorator `check` adds the statement and the bound, and registers it in `CHECKS`.
 """
 
 import dataclasses

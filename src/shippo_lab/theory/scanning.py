@@ -1,6 +1,7 @@
 """Checks of sections 3.2 and 3.3 and appendices C.1 to C.3: what an exact scan can carry, and when a right action collapses.
 
-States are [N, P]. `shippo_ssm.scan.compose` is compared with the recurrence H_t = L_t H_{t-1} R_t + U_t, written out here."""
+States are [N, P]. `shippo_ssm.scan.compose` is compared with the recurrence H_t = L_t H_{t-1} R_t + U_t, written out
+here."""
 
 from functools import partial
 from itertools import accumulate

@@ -68,8 +68,7 @@ class ProjectionMemory:
 
         `f` is a callable time -> [d], `Samples`, or an array [K, d] with its `times` [K].
         """
-        t = as_time("t", t)
-        signal = self._signal(f, times)
+        t, signal = as_time("t", t), self._signal(f, times)
 
         def integrand(tau: Array, w: Array) -> Array:
             return self.measure._psi(t, tau).T @ (w[:, None] * self._carry(signal(tau), tau, t))
@@ -86,10 +85,8 @@ class ProjectionMemory:
 
     def objective(self, f: Any, C: Array, t: float, *, times: Any = None, rtol: float = 1e-10) -> float:
         """J_t(C): the squared error in the transported metric M_P = P P^T, over the whole support of the measure."""
-        t = as_time("t", t)
-        C = self._state(C)
-        signal = self._signal(f, times)
-        measure = self.measure
+        t, C = as_time("t", t), self._state(C)
+        signal, measure = self._signal(f, times), self.measure
 
         def integrand(tau: Array, w: Array) -> Array:
             phi, psi = measure._phi(t, tau), measure._psi(t, tau)

@@ -4,8 +4,8 @@ Between two samples the signal is the straight line through both and A_R is cons
 
     C(t_1) = E C(t_0) P(t_1, t_0) + sum_i g_i f(tau_i)^T P(t_1, tau_i),      g_i = w_i E(t_1, tau_i) B_L(tau_i),
 
-with Gauss nodes tau_i and weights w_i: the numbers of `ProjectionMemory.evolve`. E and g_i depend on the step alone. They are
-cached by the value of dt for a stationary measure, and computed for a block of steps at a time for LegS.
+with Gauss nodes tau_i and weights w_i: the numbers of `ProjectionMemory.evolve`. E and g_i depend on the step alone: cached by
+dt for a stationary measure, computed for a block of steps at a time for LegS.
 """
 
 from __future__ import annotations

@@ -4,8 +4,8 @@ Claim: With operations before the query, right actions raise recall over no-righ
 Protocol: F_31, 13 operations; 4 layers of width 128; AdamW 5e-4, batch 16, length 512, 5,000 steps, 3 seeds
 Time: 11 hours of one CPU core per seed
 
-Paper: tab:transport-mqar-summary, tab:app-transport-mqar-primary, tab:app-transport-mqar-model-geometry. Beside the six models
-stand predictors that know the coordinates no operation has touched since the binding, and more (`ceilings.py`).
+Paper: tab:transport-mqar-summary, tab:app-transport-mqar-primary, tab:app-transport-mqar-model-geometry. Beside the six
+models stand predictors that know the coordinates no operation has touched since the binding, and more (`ceilings.py`).
 `docs/results/mqar.md` has the protocol and what the paper found.
 """
 

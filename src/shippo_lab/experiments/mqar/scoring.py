@@ -1,7 +1,7 @@
 """Training and scoring of recall models, shared by the Transport-MQAR experiments.
 
-The examples of a training step are a function of the step alone; after the last step the model is scored at every length on
-examples that training never saw.
+The examples of a training step are a function of the step alone; after the last step the model is scored at every
+length on examples that training never saw.
 """
 
 from collections.abc import Callable

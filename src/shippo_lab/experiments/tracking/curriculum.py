@@ -1,7 +1,6 @@
 """How the small models of state tracking are trained: a curriculum over lengths, and one schedule.
 
-A layer first learns what single tokens do to short memories, then that long products of them must be exact. So words of two
-and three elements come first. Every step has about the same number of tokens, whatever the length.
+A layer first learns what single tokens do to short memories, then that long products of them must be exact.
 """
 
 import math

@@ -1,8 +1,7 @@
 """The parts of the report as HTML: evidence (claim, table, figure per experiment), theory checks, speed targets, panel data.
 
-The panel has a signal f: [0, 1] -> R^2 as N = 24 LegS coefficients per channel, C [24, 2]. The page turns the frame by a
-rotation and a shear, in either order, with product R. A transported memory holds C R, one that only writes still holds C. The
-page computes the basis, R and both read-outs itself; tests compare them with the library's.
+The panel has a signal f: [0, 1] -> R^2 as LegS coefficients C [24, 2]. The page turns the frame by a rotation and a
+shear, in either order, with product R. A transported memory holds C R, one that only writes still holds C.
 """
 
 import base64
