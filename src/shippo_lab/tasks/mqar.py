@@ -144,7 +144,9 @@ class TransportMQAR:
         """The examples with these indices, B numbers below 2^64; the splits "train" and "eval" are disjoint."""
         number = check_choice("TransportMQAR.batch", "split", split, SPLITS)
         rows = check_indices("TransportMQAR.batch", indices, 2**64, "integers from 0 below 2**64; count examples from 0")
-        draws = np.stack([self._draws(index, number) for index in rows])
+        # Each example has its own 2^128 counter values of the Philox stream of the seed.
+        streams = (np.random.Generator(np.random.Philox(key=self.seed, counter=[0, 0, index, number])) for index in rows)
+        draws = np.stack([stream.random(self.num_keys + self.length * _DRAWS) for stream in streams])
         picks, draws = draws[:, : self.num_keys], draws[:, self.num_keys :].reshape(len(draws), self.length, _DRAWS)
         kind = self._kinds(draws)
         operation = (draws[..., 3] * self.num_operations).astype(np.int64)
@@ -179,11 +181,6 @@ class TransportMQAR:
         bins = [{"from_operations": edge, "num_queries": int(row[0]), **_accuracies(row)} for edge, row in rows]
         return Scores(num_queries=int(total[0]), bins=bins, **_accuracies(total))
 
-    def _draws(self, index: int, split: int) -> np.ndarray:
-        """Uniform numbers of one example, its own 2^128 counter values of the Philox stream of the seed."""
-        bits = np.random.Philox(key=self.seed, counter=[0, 0, index, split])
-        return np.random.Generator(bits).random(self.num_keys + self.length * _DRAWS)
-
     def _kinds(self, draws: np.ndarray) -> np.ndarray:
         """The event of each position, [B, T]; the first is a BIND, so that there is always something to ask."""
         choice = draws[..., 0]
@@ -196,8 +193,7 @@ class TransportMQAR:
 
     def _slots(self, kind: np.ndarray, choice: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """The active key of each BIND and QUERY, and the position of the latest binding of that key, both [B, T]."""
-        num_examples, length = kind.shape
-        is_bind = kind == BIND
+        (num_examples, length), is_bind = kind.shape, kind == BIND
         slot = (choice * self.num_active).astype(np.int64) if self.rebind else is_bind.cumsum(1) - 1
         slot = np.where(is_bind, slot, self.num_active)
         # latest[b, t, k]: the latest position up to t that binds k, or -1.
@@ -209,8 +205,7 @@ class TransportMQAR:
         is_bound = latest >= 0
         first = np.where(is_bound[:, -1], is_bound.argmax(1), length)
         rank = (choice * is_bound.sum(-1)).astype(np.int64)
-        asked = np.argsort(first, axis=1)[rows, rank]
-        slot = np.where(is_bind, slot, asked)
+        slot = np.where(is_bind, slot, np.argsort(first, axis=1)[rows, rank])
         return slot, latest[rows, times, slot].astype(np.int64)
 
 
@@ -246,11 +241,9 @@ def count_answers(answers: Tensor, events: Events) -> Tensor:
     """Sums over the queries of each bin, [bins, 5], of answers [B, T, 4]: queries, right coordinates / 4, exact answers, and
     the last two as expected of the untouched-coordinates predictor."""
     asked = events.asked
-    right = (answers == events.target)[asked].double()
-    known = expected_right(events.untouched[asked])
-    columns = torch.stack(
-        [torch.ones(len(right), dtype=torch.float64), right.mean(-1), right.prod(-1), known.mean(-1), known.prod(-1)], -1
-    )
+    right, known = (answers == events.target)[asked].double(), expected_right(events.untouched[asked])
+    parts = right.mean(-1), right.prod(-1), known.mean(-1), known.prod(-1)
+    columns = torch.stack([torch.ones_like(parts[0]), *parts], -1)
     edges = torch.tensor(OPERATION_BINS)
     bins = torch.bucketize(events.operations_since[asked], edges, right=True) - 1
     return torch.zeros(len(edges), 5, dtype=torch.float64).index_add_(0, bins, columns)

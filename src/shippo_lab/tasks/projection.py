@@ -80,9 +80,8 @@ class ProjectionTask:
 
     def answer(self, sequences: Sequences) -> Tensor:
         """C_T [.., N, d] by the recurrence, step by step in double precision."""
-        exact = Sequences(*(part.double() for part in sequences))
+        exact, left, write = Sequences(*(part.double() for part in sequences)), self.left, self.write
         right = torch.linalg.matrix_exp(self.generator(exact))
-        left, write = self.left, self.write
         state = torch.zeros(*exact.signal.shape[:-2], self.d_state, self.width, dtype=torch.float64)
         for t in range(self.length):
             state = left @ state @ right[..., t, :, :] + write[:, None] * exact.signal[..., t, None, :]

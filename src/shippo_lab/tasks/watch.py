@@ -73,9 +73,8 @@ def memories(values: Array, order: int, turning: bool) -> Array:
 
 def gram(values: Array, order: int) -> Array:
     """C C^T [M, F] of both memories stacked, `order` coefficients of each sensor in each: cross terms included."""
-    stacked = np.concatenate(
-        [memories(values, order, turning).reshape(len(values), -1, 3) for turning in (False, True)], axis=1
-    )
+    both = [memories(values, order, turning).reshape(len(values), -1, 3) for turning in (False, True)]
+    stacked = np.concatenate(both, axis=1)
     i, j = np.triu_indices(stacked.shape[1])
     return np.einsum("mfc,mfc->mf", stacked[:, i], stacked[:, j])
 

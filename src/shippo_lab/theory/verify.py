@@ -61,9 +61,9 @@ def _by_section(rows: Sequence[CheckResult]) -> Table:
     return table
 
 
-def _select(only: str | Sequence[str] | None) -> list[str]:
+def _select(only: str | Sequence[str]) -> list[str]:
     """Names of the checks that contain one of the given parts, in the order of the paper."""
-    parts = [only] if isinstance(only, str) else list(only or ())
+    parts = [only] if isinstance(only, str) else only
     for part in parts:
         if not any(part in name for name in CHECKS):
             close = ", ".join(difflib.get_close_matches(part, CHECKS, 3, 0.4) or list(CHECKS)[:3])
@@ -73,13 +73,9 @@ def _select(only: str | Sequence[str] | None) -> list[str]:
 
 
 def verify(
-    *,
-    out: Path | None = None,
-    only: str | Sequence[str] | None = (),
-    every: bool = False,
-    console: Console | None = None,
-    wide: bool = True,
-) -> int:
+    *, out: Path | None = None, only: str | Sequence[str] | None = (), every: bool = False,
+    console: Console | None = None, wide: bool = True,
+) -> int:  # fmt: skip
     """Run the checks and print a summary by section, or the rows themselves; 0 when every statement holds, 1 otherwise.
 
     Args:
@@ -88,7 +84,7 @@ def verify(
         every: print every row; without it, and without `only`, a summary by section and the rows that do not hold.
         wide: print what is measured as well; without, rows fit into 80 columns.
     """
-    names = _select(only)
+    names = _select(only or ())
     console = console or Console()
     start = time.perf_counter()
     rows = [run_check(name, CHECKS[name]) for name in names]
