@@ -78,9 +78,9 @@ def rows() -> tuple[TextConfig, ...]:
 
 def smoke() -> tuple[TextConfig, ...]:
     """Three tiny rows, without mambapy."""
-    tiny: dict[str, Any] = {"size": 20_000, "n_layers": 1, "num_seeds": 1, "length": 16, "test_bytes": 256, "steps": 3}
-    tiny |= {"batch": 2, "eval_every": 3, "validation_windows": 2}
-    return tuple(replace(row, **tiny) for row in rows() if row.name in ("default-small", "transformer-small", "gru-small"))
+    tiny = {"size": 20_000, "n_layers": 1, "num_seeds": 1, "length": 16, "test_bytes": 256, "steps": 3, "batch": 2}
+    names = ("default-small", "transformer-small", "gru-small")
+    return tuple(replace(row, **tiny, eval_every=3, validation_windows=2) for row in rows() if row.name in names)
 
 
 def make_model(config: TextConfig, width: int, seed: int = 0) -> SequenceModel:
@@ -118,8 +118,8 @@ def loss_of(model: SequenceModel, config: TextConfig, seed: int) -> Callable[[in
 
 
 def validation_bits(model: SequenceModel, config: TextConfig) -> dict[str, float]:
-    scores = TextTask(length=config.length, corpus="library").evaluate(model, config.validation_windows, 16)
-    return {"bits": scores.bits_per_token}
+    task = TextTask(length=config.length, corpus="library")
+    return {"bits": task.evaluate(model, config.validation_windows, 16).bits_per_token}
 
 
 @torch.no_grad()
@@ -127,9 +127,9 @@ def streamed_bits(model: SequenceModel, config: TextConfig, times: int) -> dict[
     """Bits per byte of windows of `times` the training length, read in segments with the state carried on."""
     length = times * config.length
     task, count, total = TextTask(length=length, corpus="library"), config.test_bytes // length, 0.0
-    segment = length if config.layer.get("mixer") == "mamba" else config.length
-    for start in range(0, count, max(1, 16 // times)):
-        text, state = task.batch(range(start, min(count, start + max(1, 16 // times))), "test"), None
+    segment, batch = length if config.layer.get("mixer") == "mamba" else config.length, max(1, 16 // times)
+    for start in range(0, count, batch):
+        text, state = task.batch(range(start, min(count, start + batch)), "test"), None
         for tokens, target in zip(text.tokens.split(segment, 1), text.target.split(segment, 1)):
             logits, state = model(tokens, state, output_state=True)
             total += float(bits(logits, target).sum())
@@ -219,10 +219,9 @@ def figure(result: lab.Result, path: Path) -> None:
         means = [statistics.fmean(values) for values in row.curves["bits"]]
         left.plot([count / 1e6 for count in read], means, color=colour, label=row.label.removesuffix(", small"))
         right.plot([count / row.mean("training") for count in read], means, color=colour)
-    left.set_xlabel("million bytes read")
-    right.set_xlabel("seconds of training, one core")
     right.set_xscale("log")
-    for axes in (left, right):
+    for axes, label in ((left, "million bytes read"), (right, "seconds of training, one core")):
+        axes.set_xlabel(label)
         axes.set_ylabel("bits per byte, validation")
     drawing.legend(loc="outside right center", fontsize=7, frameon=False)
     save(drawing, path)

@@ -153,9 +153,10 @@ def train(config: WordsConfig, seeds: tuple[int, ...], session: lab.Session) -> 
 
 def words_figure(result: lab.Result, path: Path) -> None:
     """Accuracy by position on A5 and on the harder sets, and the characters of what was learned."""
-    compared = [row for row in result.rows.values() if row.config["group"] == "A5" and row.config["elements"] == "all"]
+    rows = result.rows.values()
+    compared = [row for row in rows if row.config["group"] == "A5" and row.config["elements"] == "all"]
     compared = [row for row in compared if row.config["train_length"] == min(r.config["train_length"] for r in compared)]
-    others = [row for row in result.rows.values() if row not in compared]
+    others = [row for row in rows if row not in compared]
     figure, (left, middle, right) = new_figure(7, 10, rows=3)
     _by_position(left, compared, "A5, all elements")
     _by_position(middle, others, "longer words, fewer elements, S5")
