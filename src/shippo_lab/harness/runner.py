@@ -70,18 +70,17 @@ def finish_unit(train: Train, unit: Unit, folder: Path, notify: Callable[[Progre
     checkpoint.unlink(missing_ok=True)
 
 
-def _end_with_parent() -> None:
-    # A killed parent cannot end its workers, which would keep writing into the folder.
-    parent = multiprocessing.parent_process()
-    assert parent is not None
-    parent.join()
-    os._exit(1)
-
-
 def _work(train: Train, folder: Path, threads: int, tasks, events) -> None:
+    def end_with_parent() -> None:
+        # A killed parent cannot end its workers, which would keep writing into the folder.
+        parent = multiprocessing.parent_process()
+        assert parent is not None
+        parent.join()
+        os._exit(1)
+
     # Ctrl-C reaches the whole process group; only the parent handles it, and ends its workers.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    threading.Thread(target=_end_with_parent, daemon=True).start()
+    threading.Thread(target=end_with_parent, daemon=True).start()
     torch.set_num_threads(threads)
     keep_freed_memory()
     for unit in iter(tasks.get, None):

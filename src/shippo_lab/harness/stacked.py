@@ -18,7 +18,7 @@ from shippo_lab.harness.experiment import RowResult, Session, TrainConfig
 
 def nmse(prediction: Tensor, target: Tensor, floor: float = 1e-8) -> Tensor:
     """Sum of squared errors over the sum of squared targets, at least `floor`; per seed, [S, ..] -> [S]."""
-    error, power = (prediction - target).square().flatten(1).sum(1), target.square().flatten(1).sum(1)
+    error, power = (part.square().flatten(1).sum(1) for part in (prediction - target, target))
     return error / power.clamp_min(floor)
 
 
@@ -70,15 +70,11 @@ class Problem(Protocol):
 
     layout: Layout
     block_steps: int
+    """`block(index)` has the data of steps [index * block_steps, (index + 1) * block_steps)."""
 
     def init(self, seed: int) -> dict[str, Tensor]: ...
-
-    def block(self, index: int) -> Any:
-        """The data of steps [index * block_steps, (index + 1) * block_steps)."""
-        ...
-
+    def block(self, index: int) -> Any: ...
     def loss(self, parameters: dict[str, Tensor], block: Any, offset: int) -> Tensor: ...
-
     def evaluate(self, parameters: dict[str, Tensor]) -> dict[str, list[float]]: ...
 
 

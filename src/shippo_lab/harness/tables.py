@@ -136,20 +136,12 @@ def show(console: Console, experiment: Experiment, result: Result, *, wide: bool
 
 def as_data(experiment: Experiment, result: Result) -> dict[str, Any]:
     """The table as plain data for `--json`."""
-    verdicts = experiment.verdicts(result)
-    rows = []
+    verdicts, rows = experiment.verdicts(result), []
     for name, row in result.rows.items():
         keys = [column.key for column in experiment.columns if column.key in row.metrics]
-        verdict = verdicts.get(name)
-        rows.append(
-            {
-                "name": name,
-                "label": row.label,
-                "seeds": len(row.seeds),
-                "ours": {key: [row.mean(key), row.std(key)] for key in keys},
-                "paper": {key: list(value) for key, value in paper_row(experiment.tables, name).items()},
-                "holds": None if verdict is None else verdict.holds,
-                "verdict": None if verdict is None else verdict.text,
-            }
-        )
+        ours = {key: [row.mean(key), row.std(key)] for key in keys}
+        paper = {key: list(value) for key, value in paper_row(experiment.tables, name).items()}
+        facts = {"name": name, "label": row.label, "seeds": len(row.seeds), "ours": ours, "paper": paper}
+        holds, words = verdicts.get(name, (None, None))
+        rows.append(facts | {"holds": holds, "verdict": words})
     return {"experiment": experiment.name, "preset": result.preset, "source": result.source, "rows": rows}

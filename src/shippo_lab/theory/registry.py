@@ -16,7 +16,7 @@ import numpy as np
 Pairs = Iterator[tuple[Any, Any]]
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(frozen=True, slots=True)
 class CheckResult:
     """One statement, measured."""
 
@@ -89,10 +89,8 @@ def check(
 
         def run() -> CheckResult:
             found = function()
-            residual = np.max([gap(*pair) for pair in found]) if isinstance(found, Iterator) else found
-            return CheckResult(
-                name=key, statement=statement, place=place, measured=words, residual=float(residual), bound=bound, sense=sense
-            )
+            residual = float(np.max([gap(*pair) for pair in found]) if isinstance(found, Iterator) else found)
+            return CheckResult(words, residual, bound, sense, key, statement, place)
 
         run.__name__ = key
         CHECKS[key] = run

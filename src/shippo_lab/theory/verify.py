@@ -31,9 +31,7 @@ def run_check(name: str, check: Check) -> CheckResult:
     try:
         return check()
     except Exception as error:
-        words = f"raised {type(error).__name__}: {error}"
-        statement = name.replace("_", " ")
-        return CheckResult(name=name, statement=statement, place="", measured=words, residual=math.nan, bound=0.0, sense="<=")
+        return CheckResult(f"raised {type(error).__name__}: {error}", math.nan, 0.0, "<=", name, name.replace("_", " "), "")
 
 
 def _all_rows(rows: Sequence[CheckResult], wide: bool) -> Table:

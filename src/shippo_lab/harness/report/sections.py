@@ -7,6 +7,7 @@ shear, in either order, with product R. A transported memory holds C R, one that
 import base64
 import html
 import re
+import tempfile
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
@@ -45,10 +46,8 @@ def table(label: str, head: Sequence[str], rows: Iterable[Sequence[str]]) -> str
     top = "".join(f'<th scope="col">{cell}</th>' for cell in head)
     body = "".join(f'<tr><th scope="row">{first}</th>{"".join(map(_cell, rest))}</tr>' for first, *rest in rows)
     # `tabindex` lets the keyboard reach what scrolls.
-    return (
-        f'<div class="scroll" role="region" tabindex="0" aria-label="{html.escape(label, quote=True)}">'
-        f"<table><thead><tr>{top}</tr></thead><tbody>{body}</tbody></table></div>"
-    )
+    box = f'<div class="scroll" role="region" tabindex="0" aria-label="{html.escape(label, quote=True)}">'
+    return f"{box}<table><thead><tr>{top}</tr></thead><tbody>{body}</tbody></table></div>"
 
 
 def missing(message: str) -> str:
@@ -90,8 +89,6 @@ def evidence(experiment: Experiment) -> str:
 
 def _drawn(experiment: Experiment, result: Result) -> str | None:
     """The figure of a result of one's own; `None` for a committed result, whose figure is committed, or without matplotlib."""
-    import tempfile
-
     if result.source.startswith("results/") or experiment.figure is None:
         return None
     with tempfile.TemporaryDirectory() as folder:
@@ -149,8 +146,8 @@ def speed() -> str:
     )
     path = next((place for place in (RUNS / "bench.json", committed() / "bench.json") if place.exists()), None)
     if path is None:
-        command = "`shippo bench --out runs/bench.json`"
-        return lead + missing(f"No benchmark here yet; make it with {command} (two minutes; `--full`: a quarter of an hour).")
+        words = "make it with `shippo bench --out runs/bench.json` (two minutes; `--full`: a quarter of an hour)."
+        return lead + missing(f"No benchmark here yet; {words}")
     run = read_json(path)
     with as_user_error(path):
         machine, rows = run["machine"], []
@@ -159,8 +156,8 @@ def speed() -> str:
             sign = "at least" if row["at_least"] else "at most"
             reached = "–" if row["reached"] is None else f"{row['reached']:.3g}"
             mark, status = STATUS.get(row["result"], ("note", "not measured"))
-            wanted = [f"{sign} {row[key]:g}" for key in ("required", "goal")]
-            rows.append([text(row["what"]), reached, *map(text, wanted), f'<span class="{mark}">{status}</span>'])
+            wanted = [text(f"{sign} {row[key]:g}") for key in ("required", "goal")]
+            rows.append([text(row["what"]), reached, *wanted, f'<span class="{mark}">{status}</span>'])
         targets = table("Speed targets", ["Ratio inside one run", "Reached", "Required", "Goal", "Status"], rows)
         return f'{lead}<p class="note">{text(note)}</p>{targets}'
 
