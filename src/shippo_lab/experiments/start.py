@@ -52,7 +52,7 @@ def token_probe(
         tokens, target = task.batch(range(batch * step, batch * (step + 1)))
         return F.cross_entropy(model(tokens).flatten(0, 1), target.flatten(), ignore_index=NO_TARGET), tokens.numel()
 
-    return Trainee(model, loss_at, lambda: score(model), held_rate(steps))
+    return Trainee(model, loss_at, {"end": lambda: score(model)}, held_rate(steps))
 
 
 def recall(layer: dict[str, Any], seed: int, steps: int, lengths: tuple[int, ...]) -> Trainee:
@@ -79,7 +79,7 @@ def words(layer: dict[str, Any], seed: int, steps: int, lengths: tuple[int, ...]
     def score() -> dict[str, float]:
         return {f"words_{n}": task.evaluate(model, max(32, 8192 // n), 32, length=n).prefix for n in lengths}
 
-    return Trainee(model, word_loss(model, task, steps), score, held_rate(steps))
+    return Trainee(model, word_loss(model, task, steps), {"end": score}, held_rate(steps))
 
 
 class TurnEmbedding(nn.Module):
@@ -132,7 +132,7 @@ def turns(layer: dict[str, Any], seed: int, steps: int, lengths: tuple[int, ...]
             found |= {f"turns_{n}": scores.exact, f"turns_coordinate_{n}": scores.coordinate}
         return found
 
-    return Trainee(model, loss_at, score, held_rate(steps, 0.5))
+    return Trainee(model, loss_at, {"end": score}, held_rate(steps, 0.5))
 
 
 Probe = Callable[[dict[str, Any], int, int, tuple[int, ...]], Trainee]

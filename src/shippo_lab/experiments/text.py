@@ -29,7 +29,7 @@ from shippo_lab.experiments.tracking.curriculum import LayerConfig, held_rate
 from shippo_lab.harness import experiment as lab
 from shippo_lab.harness.plots import SERIES, new_figure, save
 from shippo_lab.harness.store import read_json, write_json
-from shippo_lab.harness.training import fit
+from shippo_lab.harness.training import Trainee, fit
 from shippo_lab.tasks.text import TextTask, bits, digest
 from shippo_ssm.layers import PAPER_GEOMETRY, PRESETS, states
 from shippo_ssm.models import SequenceModel, count_parameters
@@ -156,14 +156,11 @@ def rate_bits(config: TextConfig, width: int, rate: float, session: lab.Session)
     if file and file.exists():
         return read_json(file)["bits"]
     model, steps = make_model(config, width, RATE_SEED), max(1, config.steps // 3)
+    scores = {"end": partial(validation_bits, model, config)}
     fitted = fit(
-        model,
         replace(config, learning_rate=rate, steps=steps, eval_every=steps),
         lab.Session(session.unit, place and place.with_name(f"{place.name}.safetensors")),
-        loss_at=loss_of(model, config, RATE_SEED),
-        evaluate=dict,
-        scores={"end": partial(validation_bits, model, config)},
-        rate=held_rate(steps, 0.0),
+        Trainee(model, loss_of(model, config, RATE_SEED), scores, held_rate(steps, 0.0)),
     )
     if file:
         write_json(file, fitted.scores["end"])
@@ -177,16 +174,11 @@ def train(config: TextConfig, seeds: tuple[int, ...], session: lab.Session) -> l
     tried = {rate: rate_bits(config, width, rate, session) for rate in config.rates}
     rate = min(tried, key=lambda rate: tried[rate] if math.isfinite(tried[rate]) else math.inf)
     model = make_model(config, width, seed)
-    parts = {f"bits_{n}": partial(streamed_bits, model, config, n) for n in TIMES}
-    fitted = fit(
-        model,
-        replace(config, learning_rate=rate),
-        session,
-        loss_at=loss_of(model, config, seed),
-        evaluate=lambda: validation_bits(model, config),
-        scores=parts | {"decoding": partial(decoding_speed, model)},
-        rate=held_rate(config.steps, 0.0),
-    )
+    scores = {f"bits_{n}": partial(streamed_bits, model, config, n) for n in TIMES}
+    scores |= {"decoding": partial(decoding_speed, model)}
+    loss_at, evaluate = loss_of(model, config, seed), partial(validation_bits, model, config)
+    trainee = Trainee(model, loss_at, scores, held_rate(config.steps, 0.0), evaluate)
+    fitted = fit(replace(config, learning_rate=rate), session, trainee)
     found = {key: value for part in fitted.scores.values() for key, value in part.items()}
     found |= {"training": fitted.notes["tokens_per_second"], "parameters": inner_parameters(model)}
     notes = {"width": width, "learning_rate": rate, "tried": tried, "digest": digest("library")}

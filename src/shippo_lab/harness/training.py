@@ -74,27 +74,26 @@ class Fitted(NamedTuple):
     notes: dict[str, Any]
 
 
-def fit(
-    model: nn.Module,
-    config: TrainConfig,
-    session: Session,
-    *,
-    loss_at: Callable[[int], tuple[Tensor, int]],
-    evaluate: Callable[[], dict[str, float]],
-    scores: Mapping[str, Callable[[], dict[str, Any]]],
-    rate: Callable[[int], float] = lambda step: 1.0,
-    precision: Precision = "float32",
-    right_rate: float = 1.0,
-) -> Fitted:
-    """Train a model by AdamW and measure its scores; one seed.
+class Trainee(NamedTuple):
+    """A model with what trains it: its loss and scores, each a function of the step or of nothing else."""
 
-    Args:
-        loss_at: step -> (loss, number of tokens in it).
-        evaluate: the numbers of the learning curves, every `config.eval_every` steps and at the end.
-        scores: name -> one part of what is measured after the last step, as JSON-able numbers.
-        rate: step -> factor of the learning rate; `right_rate` is that of the right actions' parameters besides.
-        precision: of matrix products; a resumed run keeps the precision it began with.
-    """
+    model: nn.Module
+    loss_at: Callable[[int], tuple[Tensor, int]]
+    """step -> (loss, number of tokens in it)."""
+    scores: Mapping[str, Callable[[], dict[str, Any]]]
+    """Name -> one part of what is measured after the last step, as JSON-able numbers."""
+    rate: Callable[[int], float] = lambda step: 1.0
+    """step -> factor of the learning rate; `right_rate` is that of the right actions' parameters besides."""
+    evaluate: Callable[[], dict[str, float]] = dict
+    """The numbers of the learning curves, every `eval_every` steps and at the end."""
+    right_rate: float = 1.0
+    precision: Precision = "float32"
+    """Of matrix products; a resumed run keeps the precision it began with."""
+
+
+def fit(config: TrainConfig, session: Session, trainee: Trainee) -> Fitted:
+    """Train a model by AdamW and measure its scores; one seed."""
+    model, loss_at, scores, rate, evaluate, right_rate, precision = trainee
     groups = weight_decay_groups(model, config.weight_decay, right_rate * config.learning_rate)
     optimiser = torch.optim.AdamW(groups, lr=config.learning_rate, fused=True)
     rates = [group["lr"] for group in optimiser.param_groups]
@@ -159,17 +158,6 @@ def fit(
     return Fitted(meta["curves"], meta["scores"], notes)
 
 
-class Trainee(NamedTuple):
-    """One of several models of a row, with its loss and scores."""
-
-    model: nn.Module
-    loss_at: Callable[[int], tuple[Tensor, int]]
-    """step -> (loss, number of tokens in it)."""
-    score: Callable[[], dict[str, float]]
-    rate: Callable[[int], float] = lambda step: 1.0
-    """step -> factor of the learning rate."""
-
-
 def fit_each(
     config: TrainConfig, seed: int, session: Session, budget: dict[str, int], make: Callable[[str, int], Trainee]
 ) -> RowResult:
@@ -187,16 +175,9 @@ def fit_each(
         def notify(progress: Progress, before: int = before) -> None:
             session.report(min(config.steps, before + progress.step), config.steps, **progress.metrics)
 
-        fitted = fit(
-            trainee.model,
-            replace(config, steps=steps, eval_every=steps),
-            Session(session.unit, files.get(name), notify),
-            loss_at=trainee.loss_at,
-            evaluate=dict,
-            scores={name: trainee.score},
-            rate=trainee.rate,
-        )
-        result.metrics |= {key: [number] for key, number in fitted.scores[name].items()}
+        own = replace(config, steps=steps, eval_every=steps)
+        fitted = fit(own, Session(session.unit, files.get(name), notify), trainee)
+        result.metrics |= {key: [number] for part in fitted.scores.values() for key, number in part.items()}
         result.notes[f"{name}_seconds"] = fitted.notes["train_seconds"]
         if "diverged_at" in fitted.notes:
             places.append(f"{name}, {fitted.notes['diverged_at']}")

@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from shippo_lab.harness.experiment import RowResult, Session, TrainConfig
-from shippo_lab.harness.training import Precision, fit
+from shippo_lab.harness.training import Precision, Trainee, fit
 from shippo_lab.tasks.mqar import OPERATION_BINS, Events, TransportMQAR
 
 # Accuracies that are kept per length, and per bin of operations since the binding.
@@ -99,16 +99,7 @@ def train_recall(
         scores = task_of(train_length).evaluate(model, config.curve_examples, max(1, config.eval_tokens // train_length))
         return {"coordinate": scores.coordinate, "exact": scores.exact}
 
-    curves, known, notes = fit(
-        model,
-        config,
-        session,
-        loss_at=loss_at,
-        evaluate=evaluate,
-        scores=scores_of_lengths(config, task_of, model),
-        rate=rate,
-        precision=config.precision,
-        right_rate=right_rate,
-    )
+    scores = scores_of_lengths(config, task_of, model)
+    curves, known, notes = fit(config, session, Trainee(model, loss_at, scores, rate, evaluate, right_rate, config.precision))
     metrics, profiles = flatten_scores(known)
     return RowResult(metrics, curves | profiles, notes | {"operation_bins": list(OPERATION_BINS)})

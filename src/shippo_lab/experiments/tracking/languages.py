@@ -69,7 +69,7 @@ def language(config: LanguagesConfig, seed: int, name: str, steps: int) -> Train
         scores = {name: test, f"{name}_40": near}
         return {key: task.evaluate(model, config.eval_sentences, 64) for key, task in scores.items()}
 
-    return Trainee(model, loss_at, score, held_rate(steps))
+    return Trainee(model, loss_at, {"end": score}, held_rate(steps))
 
 
 def train(config: LanguagesConfig, seeds: tuple[int, ...], session: lab.Session) -> lab.RowResult:

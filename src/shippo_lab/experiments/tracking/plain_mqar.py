@@ -17,7 +17,7 @@ from torch import Tensor
 from shippo_lab.experiments.tracking.curriculum import LayerConfig, held_rate
 from shippo_lab.experiments.tracking.words import LAYERS
 from shippo_lab.harness import experiment as lab
-from shippo_lab.harness.training import fit
+from shippo_lab.harness.training import Trainee, fit
 from shippo_lab.tasks.plain_mqar import MQAR
 
 START: dict[str, Any] = {"conv_init": "staggered", "read_init": "next", "right_std": 0.0, "head_init": "embedding"}
@@ -67,16 +67,9 @@ def train(config: PlainMqarConfig, seeds: tuple[int, ...], session: lab.Session)
     def recall(length: int, num_pairs: int) -> dict[str, float]:
         return {"recall": config.task(seed, length, num_pairs).evaluate(model, config.eval_examples, 32)}
 
-    fitted = fit(
-        model,
-        config,
-        session,
-        loss_at=loss_at,
-        evaluate=lambda: recall(*TRAIN[-1]),
-        scores={f"recall_{n}_{k}": partial(recall, n, k) for n, k in TEST},
-        rate=held_rate(config.steps),
-        right_rate=config.right_rate,
-    )
+    scores = {f"recall_{n}_{k}": partial(recall, n, k) for n, k in TEST}
+    evaluate, rate = partial(recall, *TRAIN[-1]), held_rate(config.steps)
+    fitted = fit(config, session, Trainee(model, loss_at, scores, rate, evaluate, config.right_rate))
     return lab.RowResult({name: [found["recall"]] for name, found in fitted.scores.items()}, fitted.curves, fitted.notes)
 
 

@@ -25,7 +25,7 @@ from shippo_lab.experiments.tracking import learned
 from shippo_lab.experiments.tracking.curriculum import WORD_TOKENS, LayerConfig, held_rate, word_loss
 from shippo_lab.harness import experiment as lab
 from shippo_lab.harness.plots import OURS, PAPER, SERIES, legend_below, new_figure, save
-from shippo_lab.harness.training import fit
+from shippo_lab.harness.training import Trainee, fit
 from shippo_lab.tasks.words import WordTask, named_group
 from shippo_ssm.layers import identity_right
 
@@ -125,15 +125,13 @@ def train(config: WordsConfig, seeds: tuple[int, ...], session: lab.Session) -> 
         scores["identity"] = score_identity
     if has_right and config.elements == "all":
         scores["learned"] = partial(learned.report, model, task)
-    fitted = fit(
-        model,
-        config,
-        session,
-        loss_at=word_loss(model, task, config.steps, config.tokens, config.pairs),
-        evaluate=lambda: {"prefix": task.evaluate(model, 64).prefix},
-        scores=scores,
-        rate=held_rate(config.steps, config.hold),
-    )
+    loss_at = word_loss(model, task, config.steps, config.tokens, config.pairs)
+    rate = held_rate(config.steps, config.hold)
+
+    def evaluate() -> dict[str, float]:
+        return {"prefix": task.evaluate(model, 64).prefix}
+
+    fitted = fit(config, session, Trainee(model, loss_at, scores, rate, evaluate))
     close, far = (np.array(fitted.scores[name]["by_position"]) for name in ("near", "far"))
     metrics = {f"prefix_{n}": float((close if n <= near else far)[:n].mean()) for n in config.lengths}
     metrics[f"last_{PUBLISHED}"] = float(close[PUBLISHED - 1])
