@@ -16,6 +16,8 @@ from torch import Tensor
 
 from shippo_ssm._expect import expect_size
 
+# Tokens -> logits.
+Model = Callable[[Tensor], Tensor]
 SPLITS = ("train", "eval")
 # Where no answer is asked, the target is what `cross_entropy` ignores.
 NO_TARGET = -100
@@ -93,11 +95,7 @@ def choices(logits: Tensor) -> Tensor:
 
 
 def answers(
-    draw: Callable[[range], Examples],
-    model: Callable[[Tensor], Tensor],
-    num_examples: int,
-    batch_size: int,
-    num_classes: int,
+    draw: Callable[[range], Examples], model: Model, num_examples: int, batch_size: int, num_classes: int
 ) -> Iterator[tuple[Examples, Tensor]]:
     """Examples of an evaluation (`draw` of 0 .. num_examples - 1), batch by batch, each with the logits of a model.
 
@@ -130,7 +128,7 @@ class TokenTask(ABC):
     def batch(self, indices: Iterable[int], split: str = "train") -> Sequences:
         """The sequences with these indices, tokens and target [B, T]; the splits "train" and "eval" are disjoint."""
 
-    def evaluate(self, model: Callable[[Tensor], Tensor], num_examples: int = 1000, batch_size: int = 50) -> float:
+    def evaluate(self, model: Model, num_examples: int = 1000, batch_size: int = 50) -> float:
         """The fraction of right answers of a model, tokens [B, T] -> logits [B, T, vocab_size], on the evaluation split."""
         right = asked = 0
         draw = partial(self.batch, split="eval")

@@ -9,7 +9,7 @@ index-th piece.
 import hashlib
 import math
 import sysconfig
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import lru_cache, partial
 from pathlib import Path
@@ -19,7 +19,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from shippo_lab.tasks.streams import Sequences, answers, check_choice, check_indices, check_seed, uniform
+from shippo_lab.tasks.streams import Model, Sequences, answers, check_choice, check_indices, check_seed, uniform
 from shippo_ssm._expect import expect_size
 
 SPLITS = ("train", "validation", "test")
@@ -170,12 +170,7 @@ class TextTask:
         return bytes(tokens.tolist()).decode(errors="replace")
 
     def evaluate(
-        self,
-        model: Callable[[Tensor], Tensor],
-        num_examples: int | None = None,
-        batch_size: int = 32,
-        *,
-        split: str = "validation",
+        self, model: Model, num_examples: int | None = None, batch_size: int = 32, *, split: str = "validation"
     ) -> TextScores:
         """Score a model, tokens [B, T] -> logits [B, T, vocab_size], on the first windows of a split, default all."""
         total, num_tokens, num_characters = 0.0, 0, 0

@@ -7,16 +7,15 @@ representation of positive determinants: 3 for A5, and 5 for S5, whose swaps are
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache, partial
 from typing import NamedTuple
 
 import numpy as np
 import torch
-from torch import Tensor
 
-from shippo_lab.tasks.streams import SPLITS, Sequences, answers, check_choice, check_seed, choices, uniform
+from shippo_lab.tasks.streams import SPLITS, Model, Sequences, answers, check_choice, check_seed, choices, uniform
 from shippo_ssm._expect import expect_size
 
 # Irreducible representations come from a dense eigenproblem of the size of the group.
@@ -116,10 +115,8 @@ class Group:
 
 
 def _cycle(degree: int, *points: int) -> tuple[int, ...]:
-    image = list(range(degree))
-    for here, there in zip(points, points[1:] + points[:1]):
-        image[here] = there
-    return tuple(image)
+    moves = dict(zip(points, points[1:] + points[:1]))
+    return tuple(moves.get(point, point) for point in range(degree))
 
 
 # Generators of the groups that are built in.
@@ -218,9 +215,7 @@ class WordTask:
             target[:, t] = product = table[product, tokens[:, t]]
         return Sequences(torch.from_numpy(tokens), torch.from_numpy(target))
 
-    def evaluate(
-        self, model: Callable[[Tensor], Tensor], num_examples: int = 256, batch_size: int = 64, length: int | None = None
-    ) -> WordScores:
+    def evaluate(self, model: Model, num_examples: int = 256, batch_size: int = 64, length: int | None = None) -> WordScores:
         """Score a model, tokens [B, T] -> logits [B, T, vocab_size], on the first examples of the evaluation split."""
         draw = partial(self.batch, split="eval", length=length)
         asked = answers(draw, model, num_examples, batch_size, self.vocab_size)

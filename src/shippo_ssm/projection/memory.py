@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
+from itertools import chain
 from typing import Any, Literal, get_args
 
 import numpy as np
@@ -119,14 +120,11 @@ class ProjectionMemory:
     def evolve(self, f: Any, times: Any, *, method: Method = "exact", keep: Keep = "all", initial_state: Any = None) -> Array:
         """C at each time, by the Sylvester dynamics C' = A_L C + B_L f^T + C A_R from C(times[0]) on.
 
-        Methods, with the order of their global error for smooth f and A_R (`ORDERS`): "exact" (6), exact left and right flows
-        and Gauss points for the source; "bilinear" (2), the Cayley form of both generators at the middle of the step; "zoh"
-        (1), f and A_R held at their values at the start of the step. Samples are joined by straight lines ("zoh": held).
-
         Args:
-            f: callable time -> [d], `Samples`, or an array [T, d] of values at `times`.
+            f: callable time -> [d], `Samples`, or an array [T, d] of values at `times`; samples are joined by straight lines.
             times: [T], > 0 and strictly increasing.
-            method: the discretisation.
+            method: "exact", exact flows and Gauss points for the source; "bilinear", the Cayley form of both generators at the
+                middle of the step; "zoh", f and A_R held from the start of the step. `ORDERS` has the order of their errors.
             keep: "all" returns every state; "last" the last one, with working memory independent of T.
             initial_state: C(times[0]) [N, d]; default the projection, with samples constant before the first one.
 
@@ -141,9 +139,8 @@ class ProjectionMemory:
         state = self.project(signal, times[0]) if initial_state is None else self._state(initial_state)
         following = states(self.measure, self.transport, signal, times, method, state, skip=keep == "last")
         if keep == "last":
-            return next(iter(deque(following, maxlen=1)), state)
+            return deque(chain([state], following), maxlen=1)[0]
         history = np.empty((len(times), *state.shape))
-        history[0] = state
-        for index, state in enumerate(following, start=1):
-            history[index] = state
+        for index, found in enumerate(chain([state], following)):
+            history[index] = found
         return history

@@ -127,9 +127,7 @@ def _numbers(name: str, value: Any, expected: str) -> Array:
     """A NumPy array or a torch tensor as float64."""
     if hasattr(value, "detach"):
         if value.requires_grad:
-            raise ValueError(
-                f"StreamingMemory: `{name}` requires a gradient; use shippo_ssm.layers.StreamingLayer, or detach()"
-            )
+            raise ValueError(f"StreamingMemory: `{name}` requires a gradient; use layers.StreamingLayer, or detach()")
         value = value.cpu().double().numpy()
     return as_real("StreamingMemory", name, value, expected)
 
@@ -162,7 +160,7 @@ class StreamingMemory:
         measure: Measure,
         channels: int,
         rate: float | None = None,
-        transport: Transport | Any = None,
+        transport: Any = None,
         *,
         batch_size: int | None = None,
     ) -> None:
@@ -310,9 +308,7 @@ class StreamingMemory:
         """How many channels turn together."""
         return turns.shape[-1] if turns is not None else 1 if self._transport is None else self._transport.width
 
-    def _cut(
-        self, values: Array, steps: Array, turns: Array | None, which: Array, begin: Array, end: Array
-    ) -> tuple[Array, Array, Array | None]:
+    def _cut(self, values: Array, steps: Array, turns: Array | None, which: Array, begin: Array, end: Array) -> Any:
         """Samples, steps and turns at the end of each part of the steps; see `cut_long_steps`."""
         before = np.concatenate([self._last[:, None], values[:, :-1]], axis=1)
         sensors = before.reshape(*before.shape[:2], -1, self._width(turns))
@@ -386,8 +382,7 @@ class StreamingMemory:
         """`block_operators`, from the cache where all steps are one, or where the next ones are known."""
         first, rows, stationary = float(steps[0, 0]), steps.size, self.measure.stationary
         alike = rows == 1 or (stationary and np.abs(steps - first).max() <= _ROUNDING * first)
-        new = not (self.measure.closes or times[:, 0].all()) and begins(self.measure, times).any()
-        if new or not alike:
+        if not alike or (not (self.measure.closes or times[:, 0].all()) and begins(self.measure, times).any()):
             return block_operators(self.measure, times, steps)
         key = (0.0 if stationary else float(times[0, 0]), first)
         if key not in self._cache:

@@ -99,8 +99,7 @@ class _Flow:
             rows = segment == index
             # Many pairs share one end, and the interpolant is expensive.
             distinct, which = np.unique(times[rows], return_inverse=True)
-            values = self._solutions[index][part](distinct).reshape(width, width, -1)
-            result[rows] = np.moveaxis(values, -1, 0)[which]
+            result[rows] = np.moveaxis(self._solutions[index][part](distinct).reshape(width, width, -1), -1, 0)[which]
         return result
 
     def step(self, segment: Array, later: Array, earlier: Array, inverse: bool) -> Array:
@@ -167,9 +166,7 @@ class Transport:
         return _Pieces(self._knots, self._pieces) if self._call is None else _Flow(self)
 
     def _pairs(self, t: Any, tau: Any) -> tuple[Array, Array, tuple[int, ...]]:
-        later, earlier = np.broadcast_arrays(
-            *(as_real("Transport", name, time, "times") for name, time in (("t", t), ("tau", tau)))
-        )
+        later, earlier = np.broadcast_arrays(as_real("Transport", "t", t, "times"), as_real("Transport", "tau", tau, "times"))
         slack = 1e-12 * max(1.0, float(np.abs(later).max(initial=0.0)))
         if not np.all((earlier >= -slack) & (earlier <= later + slack) & np.isfinite(later)):
             raise ValueError("Transport: `tau` is outside [0, t]; expected an earlier time; `inverse` moves back")
