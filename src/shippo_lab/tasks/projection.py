@@ -77,12 +77,3 @@ class ProjectionTask:
         """log R_t = sqrt(epsilon) sum_k rho_{t,k} G_k, [.., T, d, d]."""
         weights = self.epsilon**0.5 * self.generators.to(sequences.coef)
         return (sequences.coef @ weights.flatten(1)).unflatten(-1, (self.width, self.width))
-
-    def answer(self, sequences: Sequences) -> Tensor:
-        """C_T [.., N, d] by the recurrence, step by step in double precision."""
-        exact, left, write = Sequences(*(part.double() for part in sequences)), self.left, self.write
-        right = torch.linalg.matrix_exp(self.generator(exact))
-        state = torch.zeros(*exact.signal.shape[:-2], self.d_state, self.width, dtype=torch.float64)
-        for t in range(self.length):
-            state = left @ state @ right[..., t, :, :] + write[:, None] * exact.signal[..., t, None, :]
-        return state.to(sequences.signal)

@@ -18,10 +18,10 @@ from shippo_lab.experiments.mqar.ceilings import by_active_keys, by_length
 from shippo_lab.experiments.mqar.figures import mqar_figure
 from shippo_lab.experiments.mqar.model import MqarConfig, build_model, weights_folder
 from shippo_lab.experiments.mqar.scoring import flatten_scores, query_loss, scores_of_lengths, train_recall
-from shippo_lab.experiments.paper import paper_numbers, paper_tables
+from shippo_lab.experiments.paper import paper_tables
 from shippo_lab.harness import experiment as lab
 from shippo_lab.tasks.mqar import MODULUS, WIDTH
-from shippo_ssm.models import SequenceModel, count_parameters, save_checkpoint
+from shippo_ssm.models import SequenceModel, save_checkpoint
 
 LENGTHS = (128, 512, 2048, 4096)
 PAPER = MqarConfig(precision="auto")
@@ -137,22 +137,6 @@ def columns(labels: dict[str, str]) -> tuple[lab.Column, ...]:
         for key, label in labels.items()
         for length in LENGTHS
     )
-
-
-def parameter_counts() -> dict[str, tuple[float, float]]:
-    """Label of a model -> its parameters and the paper's, in millions; ours are counted on models without storage.
-
-    The paper gives totals; how they divide is our reading. Embedding: one table of 3 event types, 256 keys, 13 operations and
-    4 x 31 values; heads: 4 x 31 classes; input and output projections d_model x d_model.
-    """
-    found, paper = {}, paper_numbers()["mqar-parameters"].rows
-    for name in MODELS:
-        row = model_row(MqarConfig(), name)
-        with torch.device("meta"):
-            # The embedding's row of zeros, for what an event does not have, is never trained.
-            count = count_parameters(build_model(row, 0)) - row.d_model
-        found[row.label] = count / 1e6, paper[name]["parameters"][0] / 1e6
-    return found
 
 
 EXPERIMENT = lab.Experiment(
