@@ -96,7 +96,8 @@ def fit(trainee: Trainee, steps: int, learning_rate: float = 3e-3) -> dict[str, 
         nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
     model.eval()
-    return trainee.scores["end"]() | {"parameters": count_parameters(model)}
+    found: dict[str, float] = trainee.scores["end"]()
+    return found | {"parameters": count_parameters(model)}
 
 
 def run(probe: str, layer: dict[str, Any], seed: int) -> dict[str, float]:

@@ -15,7 +15,6 @@ import torch
 
 from shippo_lab.experiments.paired import experiment as paired
 from shippo_lab.experiments.paired.matrix_state import MatrixState, PairedConfig
-from shippo_lab.experiments.paper import paper_tables
 from shippo_lab.harness import experiment as lab
 from shippo_lab.harness.stacked import train_stack
 
@@ -66,6 +65,6 @@ EXPERIMENT = lab.Experiment(
         lab.Column(key="nmse", label="Eval NMSE"),
     ),
     judge=judge,
-    tables=paper_tables("groups"),
+    tables=lab.paper_tables("groups"),
     highlights=(lab.Highlight("oracle-g2", "pair_nmse", "true right action cut into groups of 2: error"),),
 )

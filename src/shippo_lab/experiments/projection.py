@@ -20,7 +20,6 @@ from typing import Any, Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from shippo_lab.experiments.paper import paper_tables
 from shippo_lab.harness import experiment as lab
 from shippo_lab.harness.stacked import Layout, nmse, r_squared, train_stack
 from shippo_lab.tasks.paired import stream
@@ -84,7 +83,7 @@ class Projection:
     def __init__(self, config: ProjectionConfig, seeds: tuple[int, ...]) -> None:
         self.config, self.seeds, self.task = config, seeds, config.task
         d, order, rank = self.task.width, self.task.d_state, config.rank
-        shapes = {"front": (d, rank * d), "write": (order, rank), "readout": (order * d, order * d)}
+        shapes: dict[str, tuple[int, ...]] = {"front": (d, rank * d), "write": (order, rank), "readout": (order * d, order * d)}
         if config.right == "learned":
             shapes["generators"] = (self.task.num_generators, d, d)
         self.layout = Layout(shapes)
@@ -187,7 +186,7 @@ EXPERIMENT = lab.Experiment(
         lab.Column(key="r2", label="Eval R^2", better="higher", format=".4f"),
     ),
     judge=judge,
-    tables=paper_tables("projection"),
+    tables=lab.paper_tables("projection"),
     # Seeds go through a step one after another, so that two parts of a row cost as much as one; six parts keep two cores busy.
     stack=3,
     highlights=(

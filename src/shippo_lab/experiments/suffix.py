@@ -21,7 +21,6 @@ from torch import nn
 from shippo_lab.experiments.mqar import experiment as mqar
 from shippo_lab.experiments.mqar.model import MqarConfig, build_model, load_model, weights_folder
 from shippo_lab.experiments.mqar.scoring import flatten_scores, scores_of_lengths
-from shippo_lab.experiments.paper import paper_tables
 from shippo_lab.harness import experiment as lab
 from shippo_lab.harness.training import products_in
 from shippo_ssm.layers import identity_right, zero_right_suffix
@@ -99,7 +98,7 @@ EXPERIMENT = lab.Experiment(
     train=train,
     columns=mqar.EXPERIMENT.columns,
     judge=judge,
-    tables=paper_tables("suffix"),
+    tables=lab.paper_tables("suffix"),
     main=mqar.EXPERIMENT.main,
     highlights=(lab.Highlight("zeroed", "exact_4096", "the same weights, right coordinates zeroed: exact"),),
 )

@@ -9,10 +9,12 @@ reads.
 from __future__ import annotations
 
 import functools
+import json
 import math
 import statistics
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, fields
+from importlib import resources
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, TypeVar
 
@@ -140,6 +142,22 @@ def paper_row(tables: Iterable[PaperTable], row: str) -> dict[str, tuple[float, 
         for metric, value in table.rows.get(row, {}).items():
             found.setdefault(metric, value)
     return found
+
+
+@functools.cache
+def paper_numbers() -> dict[str, PaperTable]:
+    """The paper's own numbers, from the one file that holds them: its tables by key."""
+    text = resources.files("shippo_lab.experiments").joinpath("paper_numbers.json").read_text()
+    tables = json.loads(text)["tables"]
+    for table in tables.values():
+        for row in table["rows"].values():
+            row.update({metric: tuple(pair) for metric, pair in row.items()})
+    return {key: PaperTable(**table) for key, table in tables.items()}
+
+
+def paper_tables(*keys: str) -> tuple[PaperTable, ...]:
+    """The paper's tables of these keys."""
+    return tuple(paper_numbers()[key] for key in keys)
 
 
 class Verdict(NamedTuple):

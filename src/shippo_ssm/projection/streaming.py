@@ -156,13 +156,7 @@ class StreamingMemory:
     """
 
     def __init__(
-        self,
-        measure: Measure,
-        channels: int,
-        rate: float | None = None,
-        transport: Any = None,
-        *,
-        batch_size: int | None = None,
+        self, measure: Measure, channels: int, rate: float | None = None, transport: Any = None, batch_size: int | None = None
     ) -> None:
         op = "StreamingMemory"
         if not isinstance(measure, Measure):
@@ -174,13 +168,13 @@ class StreamingMemory:
             expect_size(op, "batch_size", batch_size, "a positive number of streams")
         self.measure, self.channels, self.rate = measure, int(channels), rate
         self._turn_is_generator = isinstance(transport, str)
-        if self._turn_is_generator and transport != "generator":
+        if isinstance(transport, str) and transport != "generator":
             raise ValueError(f'{op}: `transport` is {transport!r}; expected None, "generator", a Transport or a matrix A_R')
-        if self._turn_is_generator or transport is None or isinstance(transport, Transport):
-            self._transport = None if self._turn_is_generator else transport
-        else:
-            self._transport = Transport(transport, len(np.atleast_1d(transport)))
-        self._check_width(1 if self._transport is None else self._transport.width)
+        known = None if isinstance(transport, str) else transport
+        if known is not None and not isinstance(known, Transport):
+            known = Transport(known, len(np.atleast_1d(known)))
+        self._transport: Transport | None = known
+        self._check_width(1 if known is None else known.width)
         self._rows, self._batch = batch_size or 1, () if batch_size is None else (batch_size,)
         self._cache: dict[tuple[float, ...], Array] = {}
         self._as_torch = False

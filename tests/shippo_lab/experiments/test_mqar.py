@@ -14,9 +14,8 @@ from shippo_lab.experiments.mqar import experiment as mqar
 from shippo_lab.experiments.mqar.ceilings import by_active_keys, ceilings
 from shippo_lab.experiments.mqar.model import EventEmbedding, MqarConfig, build_model
 from shippo_lab.experiments.mqar.scoring import query_loss
-from shippo_lab.experiments.paper import paper_numbers
 from shippo_lab.harness import training
-from shippo_lab.harness.experiment import Session
+from shippo_lab.harness.experiment import Session, paper_numbers
 from shippo_lab.harness.runner import run
 from shippo_lab.harness.store import checkout
 from shippo_lab.harness.tables import as_data, as_markdown

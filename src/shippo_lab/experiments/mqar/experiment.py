@@ -18,7 +18,6 @@ from shippo_lab.experiments.mqar.ceilings import by_active_keys, by_length
 from shippo_lab.experiments.mqar.figures import mqar_figure
 from shippo_lab.experiments.mqar.model import MqarConfig, build_model, weights_folder
 from shippo_lab.experiments.mqar.scoring import flatten_scores, query_loss, scores_of_lengths, train_recall
-from shippo_lab.experiments.paper import paper_tables
 from shippo_lab.harness import experiment as lab
 from shippo_lab.tasks.mqar import MODULUS, WIDTH
 from shippo_ssm.models import SequenceModel, save_checkpoint
@@ -146,7 +145,7 @@ EXPERIMENT = lab.Experiment(
     train=train,
     columns=columns({"coordinate": "Coord.", "exact": "Exact"}),
     judge=judge,
-    tables=paper_tables("mqar-coordinate", "mqar-exact"),
+    tables=lab.paper_tables("mqar-coordinate", "mqar-exact"),
     main=("coordinate_4096", "exact_128", "exact_4096"),
     cost=cost,
     figure=mqar_figure,

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from shippo_lab.experiments.paper import paper_tables
-from shippo_lab.harness.experiment import Result, paper_row
+from shippo_lab.harness.experiment import Result, paper_row, paper_tables
 from shippo_lab.harness.plots import BOUND, OURS, PAPER, PLAIN, SERIES, blank, legend_below, new_figure, save
 
 if TYPE_CHECKING:
@@ -18,7 +17,7 @@ TABLES = paper_tables("paired", "right-transport")
 def _token(axes: Axes, x: float, y: float, text: str, color: str, width: float = 0.24) -> None:
     from matplotlib.patches import FancyBboxPatch
 
-    style = {"boxstyle": "round,pad=0.012", "facecolor": color, "edgecolor": "none"}
+    style: dict[str, Any] = {"boxstyle": "round,pad=0.012", "facecolor": color, "edgecolor": "none"}
     axes.add_patch(FancyBboxPatch((x - width / 2, y - 0.06), width, 0.12, **style))
     axes.text(x, y, text, ha="center", va="center", fontsize=9, color="white")
 
