@@ -245,7 +245,10 @@ def by_row(judge: Callable[[FinishedRow, Result], Verdict | None]) -> Callable[[
 
 def described(docstring: str | None) -> dict[str, Any]:
     """Title, claim, protocol and wall time of an experiment from the head of its module's docstring, one line each."""
-    title, _, *lines = (docstring or "").splitlines()
+    if docstring is None:
+        # `python -OO` has none.
+        return dict.fromkeys(("title", "claim", "protocol", "wall_time"), "")
+    title, _, *lines = docstring.splitlines()
     words = dict(line.split(": ", 1) for line in lines[:3])
     return {"title": title[:-1], "claim": words["Claim"], "protocol": words["Protocol"], "wall_time": words["Time"]}
 
