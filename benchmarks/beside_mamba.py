@@ -83,7 +83,8 @@ def train(task: str, name: str, seed: int, rate: float) -> dict[str, Any]:
         def score() -> dict[str, float]:
             return {str(n): problem.evaluate(model, max(32, 8192 // n), 32, length=n).prefix for n in LENGTHS}
 
-        scores = fit(Trainee(model, word_loss(model, problem, steps), score, held_rate(steps)), steps, rate)
+        trainee = Trainee(model, word_loss(model, problem, steps), {"end": score}, held_rate(steps))
+        scores = fit(trainee, steps, rate)
     scores = {key: round(value, 4) for key, value in scores.items()}
     return {"seed": seed, "rate": rate, "width": layer["d_model"], "parameters": scores.pop("parameters"), "scores": scores}
 

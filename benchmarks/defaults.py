@@ -80,7 +80,7 @@ def text(layer: dict[str, Any], seed: int, steps: int, split: str = "validation"
     def score() -> dict[str, float]:
         return {"bits": task.evaluate(model, split=split).bits_per_token}
 
-    return Trainee(model, loss_at, score, held_rate(steps, 0.0))
+    return Trainee(model, loss_at, {"end": score}, held_rate(steps, 0.0))
 
 
 def fit(trainee: Trainee, steps: int, learning_rate: float = 3e-3) -> dict[str, float]:
@@ -96,7 +96,8 @@ def fit(trainee: Trainee, steps: int, learning_rate: float = 3e-3) -> dict[str, 
         nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
     model.eval()
-    return trainee.score() | {"parameters": count_parameters(model)}
+    found: dict[str, float] = trainee.scores["end"]()
+    return found | {"parameters": count_parameters(model)}
 
 
 def run(probe: str, layer: dict[str, Any], seed: int) -> dict[str, float]:

@@ -1,7 +1,8 @@
 """The command `shippo`: tables, figures, checks and benchmarks.
 
-Commands import what they need when they run, so that `shippo --help` is quick. Errors that a user can repair (a `ValueError`, a
-file that cannot be read or written, a missing extra) are one line with the remedy and exit code 2; Ctrl-C is 130.
+Commands import what they need when they run, so that `shippo --help` is quick. Errors that a user can repair (a
+`ValueError`, a file that cannot be read or written, a missing extra) are one line with the remedy and exit code 2;
+Ctrl-C is 130.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import enum
 import json
 import os
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
@@ -40,12 +42,22 @@ Json = Annotated[bool, typer.Option("--json", help="Print JSON for machines.")]
 Preset = Annotated[str | None, typer.Option(help="Which size of the experiment; `shippo list` names them.")]
 Wide = Annotated[bool, typer.Option("--wide", help="Every column, also where the terminal is narrow.")]
 Smoke = Annotated[bool, typer.Option("--smoke", help="The same rows in seconds, for a first look (preset smoke).")]
+Rows = Annotated[list[str] | None, typer.Option("--rows", "--row", help="Only these, with commas between; may be repeated.")]
+Where = Annotated[Path | None, typer.Option(help="Folder of the run, or a result file.")]
 # Terminal width from which `list` and `verify` print all columns.
 WIDE = 110
-
-
 Format = enum.StrEnum("Format", ["text", "markdown"])
 Device = enum.StrEnum("Device", ["cpu", "cuda"])
+
+
+def command(panel: str, example: str, name: str | None = None) -> Callable[[Any], Any]:
+    """Register a function as a command, in a panel of the help, with an example below its docstring."""
+
+    def register(function: Any) -> Any:
+        function.__doc__ = f"{function.__doc__}\n\nExample: [bold]{example}[/]"
+        return app.command(name, rich_help_panel=panel)(function)
+
+    return register
 
 
 def _console() -> Console:
@@ -62,12 +74,11 @@ def _version(asked: bool) -> None:
         raise typer.Exit
 
 
+Version = Annotated[bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version and leave.")]
+
+
 @app.callback()
-def _options(
-    version: Annotated[
-        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version and leave.")
-    ] = False,
-) -> None:
+def _options(version: Version = False) -> None:
     pass
 
 
@@ -85,55 +96,44 @@ def _result(name: str, preset: str | None, out: Path | None) -> tuple[Experiment
     return experiment, experiment.result(out, preset=preset)
 
 
-@app.command(rich_help_panel=START)
+@command(START, "shippo demo")
 def demo(
     out: Annotated[Path, typer.Option(help="Folder for the picture.")] = Path("runs/demo"),
     quick: Annotated[bool, typer.Option("--quick", help="Fewer steps: seconds instead of minutes.")] = False,
     wide: Wide = False,
 ) -> None:
-    """Train a memory that only writes and one that also transports, and see the difference.
-
-    Example: [bold]shippo demo[/]
-    """
+    """Train a memory that only writes and one that also transports, and see the difference."""
     from shippo_lab.experiments.paired.demo import main
 
     main(out, console=_console(), quick=quick, wide=wide)
 
 
-@app.command("list", rich_help_panel=START)
+@command(START, "shippo list", name="list")
 def list_experiments(as_json: Json = False, wide: Wide = False) -> None:
-    """What can be run: experiments, what each shows, how many of its verdicts hold, and how long it takes.
-
-    Example: [bold]shippo list[/]
-    """
+    """What can be run: experiments, what each shows, how many of its verdicts hold, and how long it takes."""
     from shippo_lab.experiments import all_experiments
-    from shippo_lab.harness.store import committed
+    from shippo_lab.harness.store import as_user_error, committed
 
-    experiments, outcomes = all_experiments(), {}
-    for e in experiments:
-        path = committed() / f"{e.name}.json"
-        outcomes[e.name] = e.outcome(e.result(path)) if path.exists() else "no committed result"
+    rows = []
+    for e in all_experiments():
+        path, row = committed() / f"{e.name}.json", {"name": e.name, "title": e.title, "claim": e.claim, "protocol": e.protocol}
+        with as_user_error(path):
+            outcome = e.outcome(e.result(path)) if path.exists() else "no committed result"
+        rows.append(row | {"wall_time": e.wall_time, "presets": list(e.presets), "outcome": outcome})
     if as_json:
-        keys = ("name", "title", "claim", "protocol", "wall_time")
-        own = ({"presets": list(e.presets), "outcome": outcomes[e.name]} for e in experiments)
-        rows = [{key: getattr(e, key) for key in keys} | more for e, more in zip(experiments, own)]
         print(json.dumps(rows, indent=1))
         return
     console = _console()
     every = wide or console.width >= WIDE
-    table = Table("Name", "What it shows", Column("Time", min_width=12), show_lines=True)
-    if every:
-        table.add_column("Protocol")
-        table.add_column("Presets")
-    else:
-        table.caption = "--wide shows protocols and presets as well"
-    for e in experiments:
-        more = (e.protocol, ", ".join(e.presets)) if every else ()
-        table.add_row(f"[bold]{e.name}", f"{e.claim}\n[dim]{outcomes[e.name]}", e.wall_time, *more)
+    table = Table("Name", "What it shows", Column("Time", min_width=12), *["Protocol", "Presets"] * every, show_lines=True)
+    table.caption = None if every else "--wide shows protocols and presets as well"
+    for row in rows:
+        more = (row["protocol"], ", ".join(row["presets"])) if every else ()
+        table.add_row(f"[bold]{row['name']}", f"{row['claim']}\n[dim]{row['outcome']}", row["wall_time"], *more)
     console.print(table, width=max(console.width, WIDE) if wide else None)
 
 
-@app.command(rich_help_panel=EVIDENCE)
+@command(EVIDENCE, "shippo run paired --smoke")
 def run(
     name: Name,
     smoke: Smoke = False,
@@ -143,15 +143,10 @@ def run(
     out: Annotated[Path | None, typer.Option(help="Folder of the run; by default runs/NAME.")] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Continue from the last checkpoints.")] = False,
     force: Annotated[bool, typer.Option("--force", help="Replace the run that the folder holds.")] = False,
-    rows: Annotated[
-        list[str] | None, typer.Option("--rows", "--row", help="Only these rows, with commas between; may be repeated.")
-    ] = None,
+    rows: Rows = None,
     wide: Wide = False,
 ) -> None:
-    """Train an experiment and write its result; --resume continues a run or adds rows and seeds to it.
-
-    Example: [bold]shippo run paired --smoke[/]
-    """
+    """Train an experiment and write its result; --resume continues a run or adds rows and seeds to it."""
     from shippo_lab.experiments import get
     from shippo_lab.harness.malloc import keep_freed_memory
     from shippo_lab.harness.runner import run as run_experiment
@@ -163,9 +158,8 @@ def run(
     if jobs == 1:
         # One job runs in this process.
         keep_freed_memory()
+    only, preset = tuple(name for part in rows or () for name in part.split(",")), _preset(preset, smoke)
     try:
-        only = tuple(name for part in rows or () for name in part.split(","))
-        preset = _preset(preset, smoke)
         result = run_experiment(experiment, preset, seeds=seeds, jobs=jobs, out=out, resume=resume, force=force, only=only)
     except KeyboardInterrupt:
         again = " ".join(word for word in sys.argv[1:] if word not in ("--resume", "--force"))
@@ -175,20 +169,17 @@ def run(
     typer.echo(f"written: {result.source}")
 
 
-@app.command(rich_help_panel=EVIDENCE)
+@command(EVIDENCE, "shippo table paired --format markdown")
 def table(
     name: Name,
     format: Annotated[Format, typer.Option(help="Layout.")] = Format.text,
-    out: Annotated[Path | None, typer.Option(help="Folder of the run, or a result file.")] = None,
+    out: Where = None,
     preset: Preset = None,
     smoke: Smoke = False,
     as_json: Json = False,
     wide: Wide = False,
 ) -> None:
-    """Our numbers over the paper's, with a verdict per row; from your run, else from the results that come with the package.
-
-    Example: [bold]shippo table paired --format markdown[/]
-    """
+    """Our numbers over the paper's, with a verdict per row; from your run, else from the results that come with the package."""
     from shippo_lab.harness import store, tables
 
     experiment, result = _result(name, _preset(preset, smoke), out)
@@ -201,7 +192,7 @@ def table(
             print(tables.as_markdown(experiment, result))
 
 
-@app.command(rich_help_panel=EVIDENCE)
+@command(EVIDENCE, "shippo figure paired --out paired.pdf")
 def figure(
     name: Annotated[str, typer.Argument(metavar="NAME", help="An experiment with a figure, or `overview`.")],
     out: Annotated[Path | None, typer.Option(help="Picture to write; its ending chooses png, pdf or svg.")] = None,
@@ -209,10 +200,7 @@ def figure(
     preset: Preset = None,
     smoke: Smoke = False,
 ) -> None:
-    """Draw a figure of the paper: `overview` (the lift), or that of an experiment.
-
-    Example: [bold]shippo figure paired --out paired.pdf[/]
-    """
+    """Draw a figure of the paper: `overview` (the lift), or that of an experiment."""
     path = out or Path(f"{name}.png")
     if path.suffix not in (".png", ".pdf", ".svg"):
         raise ValueError(f"--out is {path}; expected a name that ends in .png, .pdf or .svg")
@@ -231,12 +219,9 @@ def figure(
     typer.echo(f"written: {path}")
 
 
-@app.command(rich_help_panel=EVIDENCE)
+@command(EVIDENCE, "shippo report --out report.html")
 def report(out: Annotated[Path, typer.Option(help="HTML file to write.")] = Path("report.html")) -> None:
-    """One self-contained page: theory checks, tables, figures, benchmarks.
-
-    Example: [bold]shippo report --out report.html[/]
-    """
+    """One self-contained page: theory checks, tables, figures, benchmarks."""
     from shippo_lab.experiments import all_experiments
     from shippo_lab.harness.report import write
 
@@ -244,24 +229,21 @@ def report(out: Annotated[Path, typer.Option(help="HTML file to write.")] = Path
     typer.echo(f"written: {out}")
 
 
-@app.command(rich_help_panel=CHECK)
+@command(CHECK, "shippo verify")
 def verify(
     out: Annotated[Path | None, typer.Option(help="Write the checks and their residuals as JSON.")] = None,
     only: Annotated[str | None, typer.Option(help="Only the checks whose name contains this.")] = None,
     every: Annotated[bool, typer.Option("--all", help="Every statement with its residual, not a summary.")] = False,
     wide: Wide = False,
 ) -> None:
-    """Check the paper's propositions, lemmas and theorems numerically: a summary by section, or residuals with --all.
-
-    Example: [bold]shippo verify[/]
-    """
+    """Check the paper's propositions, lemmas and theorems numerically: a summary by section, or residuals with --all."""
     from shippo_lab.theory import verify as check
 
     console = _console()
     raise typer.Exit(check(out=out, only=only, every=every, console=console, wide=wide or console.width >= WIDE))
 
 
-@app.command(rich_help_panel=CHECK)
+@command(CHECK, "shippo bench --out bench.json")
 def bench(
     full: Annotated[bool, typer.Option("--full", help="All peers and sweeps: a quarter of an hour, not two minutes.")] = False,
     out: Annotated[Path | None, typer.Option(help="Write the measurements as JSON.")] = None,
@@ -270,10 +252,7 @@ def bench(
         str, typer.Option(metavar="REV", help="Compare with this commit in one run: that alone, or after a --full one.")
     ] = "",
 ) -> None:
-    """Measure our scans beside peers and the machine's limits; needs a source checkout.
-
-    Example: [bold]shippo bench --out bench.json[/]
-    """
+    """Measure our scans beside peers and the machine's limits; needs a source checkout."""
     import importlib
 
     from shippo_lab.harness.store import checkout
@@ -287,36 +266,29 @@ def bench(
     raise typer.Exit(importlib.import_module("benchmarks.run").main(not full, out, against=against))
 
 
-@app.command(rich_help_panel=START)
+@command(START, "shippo warmup --right orthogonal --right dissipative")
 def warmup(
     d_model: Annotated[int, typer.Option(help="Width of the layer.")] = 128,
     d_state: Annotated[int | None, typer.Option(help="State order N; the layer's default without it.")] = None,
     group_width: Annotated[int | None, typer.Option(help="Group width P; the layer's default without it.")] = None,
     right: Annotated[list[str] | None, typer.Option(help="Right action; may be given several times.")] = None,
 ) -> None:
-    """Compile the CPU kernels of a layer now, so that no later process waits for them.
-
-    Example: [bold]shippo warmup --right orthogonal --right dissipative[/]
-    """
+    """Compile the CPU kernels of a layer now, so that no later process waits for them."""
     from shippo_ssm import warmup as fill
     from shippo_ssm.engine import cache_directory
 
-    sizes = {name: size for name, size in (("d_state", d_state), ("group_width", group_width)) if size is not None}
-    layers: list[dict[str, Any]] = [sizes | {"right": name} for name in right] if right else [sizes]
-    for options in layers:
-        seconds = fill(d_model, **options)
-        typer.echo(f"{options.get('right', 'default layer')}: {seconds:.1f} s, kept in {cache_directory()}")
+    for name in right or [None]:
+        options: dict[str, Any] = {"d_state": d_state, "group_width": group_width, "right": name}
+        seconds = fill(d_model, **{key: value for key, value in options.items() if value is not None})
+        typer.echo(f"{name or 'default layer'}: {seconds:.1f} s, kept in {cache_directory()}")
 
 
-@app.command(rich_help_panel=CHECK)
+@command(CHECK, "shippo inspect runs/mqar/weights/struct-split.s0")
 def inspect(
     checkpoint: Annotated[Path, typer.Argument(metavar="CHECKPOINT", help="The folder of a saved model.")],
     as_json: Json = False,
 ) -> None:
-    """Read a trained model's right actions: do they collapse to a fixed mixing and smaller blocks?
-
-    Example: [bold]shippo inspect runs/mqar/weights/struct-split.s0[/]
-    """
+    """Read a trained model's right actions: do they collapse to a fixed mixing and smaller blocks?"""
     import dataclasses
 
     from shippo_lab.experiments.mqar.model import inspect as inspect_folder
@@ -348,8 +320,7 @@ def main() -> None:
     except ModuleNotFoundError as error:
         _fail(f"{error}; install the extras with `pip install 'shippo-ssm[plot,hf]'`")
     except USAGE_ERROR as error:
-        context = getattr(error, "ctx", None)
-        command = "shippo" if context is None else context.command_path
+        command = "shippo" if error.ctx is None else error.ctx.command_path
         _fail(f"{error.format_message()} `{command} --help` says what it takes")
     except BrokenPipeError:
         # The reader of the pipe has closed it.

@@ -1,11 +1,12 @@
-"""Group-local audit (paper: tab:app-group-audit): what a right action restricted to blocks can and cannot do.
+"""Group-local audit.
 
-Group size 4 is full transport at d = 4. Group size 2 cuts the true right action (R_b moves channel 2 to 3, across the blocks),
-so the oracle fails completely, while learned maps around the memory recode the task into the blocks that are left. A limitation
-of the grouping, not evidence for it. `docs/results/groups.md` has the protocol.
+Claim: Cut into groups, the true right action fails and learned maps recode around the cut: grouping is a restriction.
+Protocol: the paired task with group sizes 2 and 4, 20,000 steps, 3 seeds; off-block ratio on 8 x 512 audit examples
+Time: 3 minutes on two cores
+
+Paper: tab:app-group-audit. Group size 4 is full transport at d = 4. Group size 2 cuts the true right action (R_b moves
+channel 2 to 3), so the oracle fails completely, while learned maps around the memory recode the task into the blocks.
 """
-
-from __future__ import annotations
 
 from dataclasses import replace
 from functools import partial
@@ -14,7 +15,6 @@ import torch
 
 from shippo_lab.experiments.paired import experiment as paired
 from shippo_lab.experiments.paired.matrix_state import MatrixState, PairedConfig
-from shippo_lab.experiments.paper import paper_tables
 from shippo_lab.harness import experiment as lab
 from shippo_lab.harness.stacked import train_stack
 
@@ -55,10 +55,7 @@ def judge(row: lab.FinishedRow, result: lab.Result) -> lab.Verdict:
 
 EXPERIMENT = lab.Experiment(
     name="groups",
-    title="Group-local audit",
-    claim="Cut into groups, the true right action fails and learned maps recode around the cut: grouping is a restriction.",
-    protocol="the paired task with group sizes 2 and 4, 20,000 steps, 3 seeds; off-block ratio on 8 x 512 audit examples",
-    wall_time="3 minutes on two cores",
+    **lab.described(__doc__),
     presets={"full": rows, "smoke": partial(rows, replace(paired.SMOKE, audit_examples=64))},
     train=train,
     stack=64,
@@ -68,6 +65,6 @@ EXPERIMENT = lab.Experiment(
         lab.Column(key="nmse", label="Eval NMSE"),
     ),
     judge=judge,
-    tables=paper_tables("groups"),
+    tables=lab.paper_tables("groups"),
     highlights=(lab.Highlight("oracle-g2", "pair_nmse", "true right action cut into groups of 2: error"),),
 )

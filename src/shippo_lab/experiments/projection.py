@@ -1,25 +1,25 @@
-"""Transported projection (paper: tab:transported-projection): predict the final coefficients of a transported LegS memory.
+"""Transported projection.
+
+Claim: A memory with right transport predicts transported coefficients that a rank-4 source cannot.
+Protocol: d = N = K = 16, length 256, fixed left operator; AdamW 3e-4, 20,000 steps of 32 sequences, 5 seeds, last step
+Time: about 2 hours on two cores
 
     H_t = L H_{t-1} R_t + 2^{-1} sum_{j<4} b_j (E_j^T f_t)^T,     prediction O vec(H_T)
 
-with learned b_j, E_j and O. R_t is the identity, the task's own, or exp(sqrt(epsilon) sum_k rho_k A_k) with learned A_k that
-start at the true generators. L is fixed, so it moves into the write vectors: H_T = sum_t (L^{T-t} b_j) (E_j^T f_t)^T R_{t+1}
-.. R_T is the last state of `transport_scan` with left factor one. In the paper learned transport, which may choose its own
-channel coordinates, is best of all. Auxiliary evidence: no paired intervention.
+with learned b_j, E_j and O. R_t is the identity, the task's own, or exp(sqrt(epsilon) sum_k rho_k A_k) with learned A_k
+that start at the true generators. L is fixed, so it moves into the write vectors: H_T = sum_t (L^{T-t} b_j) (E_j^T
+f_t)^T R_{t+1} .. R_T is the last state of `transport_scan` with left factor one. Paper: tab:transported-projection,
+auxiliary evidence.
 """
 
-from __future__ import annotations
-
 import math
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor
 
-from shippo_lab.experiments.paper import paper_tables
 from shippo_lab.harness import experiment as lab
 from shippo_lab.harness.stacked import Layout, nmse, r_squared, train_stack
 from shippo_lab.tasks.paired import stream
@@ -144,9 +144,7 @@ class Projection:
             for name, score in (("nmse", nmse), ("r2", r_squared))
         }
 
-    def _score(
-        self, score: Callable[[Tensor, Tensor], Tensor], parameters: dict[str, Tensor], s: int, batch: ProjectionBatch
-    ) -> Tensor:
+    def _score(self, score: Any, parameters: dict[str, Tensor], s: int, batch: ProjectionBatch) -> Tensor:
         own = {name: parameter[s] for name, parameter in parameters.items()}
         return score(self.predict(own, batch)[None], batch.target[None])
 
@@ -180,10 +178,7 @@ def judge(row: lab.FinishedRow, result: lab.Result) -> lab.Verdict | None:
 
 EXPERIMENT = lab.Experiment(
     name="projection",
-    title="Transported projection",
-    claim="A memory with right transport predicts transported coefficients that a rank-4 source cannot.",
-    protocol="d = N = K = 16, length 256, fixed left operator; AdamW 3e-4, 20,000 steps of 32 sequences, 5 seeds, last step",
-    wall_time="about 2 hours on two cores",
+    **lab.described(__doc__),
     presets={"full": rows, "smoke": partial(rows, SMOKE)},
     train=train,
     columns=(
@@ -191,7 +186,7 @@ EXPERIMENT = lab.Experiment(
         lab.Column(key="r2", label="Eval R^2", better="higher", format=".4f"),
     ),
     judge=judge,
-    tables=paper_tables("projection"),
+    tables=lab.paper_tables("projection"),
     # Seeds go through a step one after another, so that two parts of a row cost as much as one; six parts keep two cores busy.
     stack=3,
     highlights=(

@@ -1,11 +1,13 @@
-"""Controller-suffix counterfactual (paper: tab:app-zero-extra-controller-head).
+"""Controller-suffix counterfactual.
 
-A trained StructGen-Split depends on the 1024 numbers per token that its controllers emit for the right action: with this suffix
-set to zero at evaluation, all weights unchanged, accuracy falls at every length. Zero coordinates are not the identity: the
-diagonal factors of the split flow then forget at the rate softplus(0) = 0.69 per unit step; R -> I is the cleaner of the two.
+Claim: A trained StructGen-Split uses its right-action coordinates: zeroing them costs accuracy at every length.
+Protocol: weights of `shippo run mqar`, 640 examples per length; as trained, suffix zeroed, R -> I
+Time: 23 minutes on one CPU core, after `mqar`
+
+Paper: tab:app-zero-extra-controller-head. The suffix is the 1024 numbers per token that the controllers emit for the
+right action. Zero coordinates are not the identity: the diagonal factors of the split flow then forget at the rate
+softplus(0) = 0.69 per unit step; R -> I is the cleaner of the two.
 """
-
-from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable
@@ -19,9 +21,8 @@ from torch import nn
 from shippo_lab.experiments.mqar import experiment as mqar
 from shippo_lab.experiments.mqar.model import MqarConfig, build_model, load_model, weights_folder
 from shippo_lab.experiments.mqar.scoring import flatten_scores, scores_of_lengths
-from shippo_lab.experiments.paper import paper_tables
 from shippo_lab.harness import experiment as lab
-from shippo_lab.harness.training import products_in, resolve_precision
+from shippo_lab.harness.training import products_in
 from shippo_ssm.layers import identity_right, zero_right_suffix
 
 ROW = "struct-split"
@@ -68,12 +69,12 @@ def train(config: SuffixConfig, seeds: tuple[int, ...], session: lab.Session) ->
     (seed,) = seeds
     model = trained_model(config, seed)
     parts, known = scores_of_lengths(config, partial(config.task, seed), model), {}
-    with INTERVENTIONS[config.intervention][1](model), products_in(resolve_precision(config.precision)):
+    with INTERVENTIONS[config.intervention][1](model), products_in(config.precision):
         for length, score in parts.items():
             known[length] = score()
             session.report(len(known), len(parts))
     metrics, profiles = flatten_scores(known)
-    return lab.RowResult(metrics=metrics, curves={"step": [], **profiles})
+    return lab.RowResult(metrics, {"step": [], **profiles})
 
 
 @lab.by_row
@@ -87,21 +88,17 @@ def judge(row: lab.FinishedRow, result: lab.Result) -> lab.Verdict | None:
         for metric in ("coordinate", "exact")
     )
     change = ", ".join(f"{fall:+.4f}" for fall in exact)
-    text = f"coordinate and exact below as trained at every length (exact {change})"
-    return lab.Verdict(max(coordinate + exact) < 0, text)
+    return lab.Verdict(max(coordinate + exact) < 0, f"coordinate and exact below as trained at every length (exact {change})")
 
 
 EXPERIMENT = lab.Experiment(
     name="suffix",
-    title="Controller-suffix counterfactual",
-    claim="A trained StructGen-Split uses its right-action coordinates: zeroing them costs accuracy at every length.",
-    protocol="weights of `shippo run mqar`, 640 examples per length; as trained, suffix zeroed, R -> I",
-    wall_time="23 minutes on one CPU core, after `mqar`",
+    **lab.described(__doc__),
     presets={preset: partial(rows, preset) for preset in mqar.EXPERIMENT.presets},
     train=train,
     columns=mqar.EXPERIMENT.columns,
     judge=judge,
-    tables=paper_tables("suffix"),
+    tables=lab.paper_tables("suffix"),
     main=mqar.EXPERIMENT.main,
     highlights=(lab.Highlight("zeroed", "exact_4096", "the same weights, right coordinates zeroed: exact"),),
 )

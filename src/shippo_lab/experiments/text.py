@@ -1,17 +1,15 @@
-"""Text: SHiPPO, Mamba, Transformer and GRU of equal size on the source of Python's standard library, byte by byte.
+"""Text at equal size.
 
-Claim. At equal parameters and tokens the language preset has no more bits per byte than the better of Mamba and Transformer,
-and no more than the same layer without a right action; reading on from its state, it keeps them at 16 times the length.
+Claim: At equal parameters and tokens SHiPPO has no more bits per byte of text than the better of Mamba and Transformer.
+Protocol: the standard library's source, bytes; 0.8 and 3 M parameters, 600 steps of 8 x 256, the best of three rates
+Time: planned for 8 core hours, not measured yet
 
-Protocol. Bytes of the `.py` files of the standard library without tests, split 90 : 5 : 5 by package; the digest of the text is
-in the notes. Two sizes, 0.8 and 3 million parameters without embedding and classifier: the width of a row is the one that comes
-closest. Every row has the same windows of 256 bytes, 8 per step, 600 steps; AdamW with warm-up and a cosine to zero.
-The learning rate of a row is the best of three on validation at a third of the steps, on seed 10. Tested on the same 65,536
-bytes in windows of 256, 1,024 and 4,096, read in segments of 256 with the state carried on. The small size has 3 seeds, the
-large one 1. Mamba is mambapy's (extra `bench`); it has no state between segments, so it reads a window at once.
+The text is the `.py` files of the standard library without tests, split 90 : 5 : 5 by package; its digest is in the
+notes. The width of a row is the one whose parameters, without embedding and classifier, come closest to the size. The
+learning rate is chosen on validation at a third of the steps, on seed 10. Tests read the same 65,536 bytes in windows
+of 256, 1,024 and 4,096, in segments of 256 with the state carried on. Mamba is mambapy's (extra `bench`); it has no
+state between segments, so it reads a window at once.
 """
-
-from __future__ import annotations
 
 import bisect
 import math
@@ -31,7 +29,7 @@ from shippo_lab.experiments.tracking.curriculum import LayerConfig, held_rate
 from shippo_lab.harness import experiment as lab
 from shippo_lab.harness.plots import SERIES, new_figure, save
 from shippo_lab.harness.store import read_json, write_json
-from shippo_lab.harness.training import fit
+from shippo_lab.harness.training import Trainee, fit
 from shippo_lab.tasks.text import TextTask, bits, digest
 from shippo_ssm.layers import PAPER_GEOMETRY, PRESETS, states
 from shippo_ssm.models import SequenceModel, count_parameters
@@ -80,9 +78,9 @@ def rows() -> tuple[TextConfig, ...]:
 
 def smoke() -> tuple[TextConfig, ...]:
     """Three tiny rows, without mambapy."""
-    tiny: dict[str, Any] = {"size": 20_000, "n_layers": 1, "num_seeds": 1, "length": 16, "test_bytes": 256, "steps": 3}
-    tiny |= {"batch": 2, "eval_every": 3, "validation_windows": 2}
-    return tuple(replace(row, **tiny) for row in rows() if row.name in ("default-small", "transformer-small", "gru-small"))
+    tiny = {"size": 20_000, "n_layers": 1, "num_seeds": 1, "length": 16, "test_bytes": 256, "steps": 3, "batch": 2}
+    names = ("default-small", "transformer-small", "gru-small")
+    return tuple(replace(row, **tiny, eval_every=3, validation_windows=2) for row in rows() if row.name in names)
 
 
 def make_model(config: TextConfig, width: int, seed: int = 0) -> SequenceModel:
@@ -120,8 +118,8 @@ def loss_of(model: SequenceModel, config: TextConfig, seed: int) -> Callable[[in
 
 
 def validation_bits(model: SequenceModel, config: TextConfig) -> dict[str, float]:
-    scores = TextTask(length=config.length, corpus="library").evaluate(model, config.validation_windows, 16)
-    return {"bits": scores.bits_per_token}
+    task = TextTask(length=config.length, corpus="library")
+    return {"bits": task.evaluate(model, config.validation_windows, 16).bits_per_token}
 
 
 @torch.no_grad()
@@ -129,9 +127,9 @@ def streamed_bits(model: SequenceModel, config: TextConfig, times: int) -> dict[
     """Bits per byte of windows of `times` the training length, read in segments with the state carried on."""
     length = times * config.length
     task, count, total = TextTask(length=length, corpus="library"), config.test_bytes // length, 0.0
-    segment = length if config.layer.get("mixer") == "mamba" else config.length
-    for start in range(0, count, max(1, 16 // times)):
-        text, state = task.batch(range(start, min(count, start + max(1, 16 // times))), "test"), None
+    segment, batch = length if config.layer.get("mixer") == "mamba" else config.length, max(1, 16 // times)
+    for start in range(0, count, batch):
+        text, state = task.batch(range(start, min(count, start + batch)), "test"), None
         for tokens, target in zip(text.tokens.split(segment, 1), text.target.split(segment, 1)):
             logits, state = model(tokens, state, output_state=True)
             total += float(bits(logits, target).sum())
@@ -158,14 +156,11 @@ def rate_bits(config: TextConfig, width: int, rate: float, session: lab.Session)
     if file and file.exists():
         return read_json(file)["bits"]
     model, steps = make_model(config, width, RATE_SEED), max(1, config.steps // 3)
+    scores = {"end": partial(validation_bits, model, config)}
     fitted = fit(
-        model,
         replace(config, learning_rate=rate, steps=steps, eval_every=steps),
         lab.Session(session.unit, place and place.with_name(f"{place.name}.safetensors")),
-        loss_at=loss_of(model, config, RATE_SEED),
-        evaluate=dict,
-        scores={"end": partial(validation_bits, model, config)},
-        rate=held_rate(steps, 0.0),
+        Trainee(model, loss_of(model, config, RATE_SEED), scores, held_rate(steps, 0.0)),
     )
     if file:
         write_json(file, fitted.scores["end"])
@@ -179,16 +174,11 @@ def train(config: TextConfig, seeds: tuple[int, ...], session: lab.Session) -> l
     tried = {rate: rate_bits(config, width, rate, session) for rate in config.rates}
     rate = min(tried, key=lambda rate: tried[rate] if math.isfinite(tried[rate]) else math.inf)
     model = make_model(config, width, seed)
-    parts = {f"bits_{n}": partial(streamed_bits, model, config, n) for n in TIMES}
-    fitted = fit(
-        model,
-        replace(config, learning_rate=rate),
-        session,
-        loss_at=loss_of(model, config, seed),
-        evaluate=lambda: validation_bits(model, config),
-        scores=parts | {"decoding": partial(decoding_speed, model)},
-        rate=held_rate(config.steps, 0.0),
-    )
+    scores = {f"bits_{n}": partial(streamed_bits, model, config, n) for n in TIMES}
+    scores |= {"decoding": partial(decoding_speed, model)}
+    loss_at, evaluate = loss_of(model, config, seed), partial(validation_bits, model, config)
+    trainee = Trainee(model, loss_at, scores, held_rate(config.steps, 0.0), evaluate)
+    fitted = fit(replace(config, learning_rate=rate), session, trainee)
     found = {key: value for part in fitted.scores.values() for key, value in part.items()}
     found |= {"training": fitted.notes["tokens_per_second"], "parameters": inner_parameters(model)}
     notes = {"width": width, "learning_rate": rate, "tried": tried, "digest": digest("library")}
@@ -221,10 +211,9 @@ def figure(result: lab.Result, path: Path) -> None:
         means = [statistics.fmean(values) for values in row.curves["bits"]]
         left.plot([count / 1e6 for count in read], means, color=colour, label=row.label.removesuffix(", small"))
         right.plot([count / row.mean("training") for count in read], means, color=colour)
-    left.set_xlabel("million bytes read")
-    right.set_xlabel("seconds of training, one core")
     right.set_xscale("log")
-    for axes in (left, right):
+    for axes, label in ((left, "million bytes read"), (right, "seconds of training, one core")):
+        axes.set_xlabel(label)
         axes.set_ylabel("bits per byte, validation")
     drawing.legend(loc="outside right center", fontsize=7, frameon=False)
     save(drawing, path)
@@ -232,10 +221,7 @@ def figure(result: lab.Result, path: Path) -> None:
 
 EXPERIMENT = lab.Experiment(
     name="text",
-    title="Text at equal size",
-    claim="At equal parameters and tokens SHiPPO has no more bits per byte of text than the better of Mamba and Transformer.",
-    protocol="the standard library's source, bytes; 0.8 and 3 M parameters, 600 steps of 8 x 256, the best of three rates",
-    wall_time="planned for 8 core hours, not measured yet",
+    **lab.described(__doc__),
     presets={"full": rows, "smoke": smoke},
     train=train,
     columns=(

@@ -1,23 +1,20 @@
 """What an experiment is: a claim, a protocol, rows to train, and a verdict on the result.
 
-An experiment builds one frozen configuration per row of a table and gives a function that trains a row for some seeds. The
-runner splits rows into units (a row and the seeds that train together) and gives each unit a `Session`:
-
-    state = session.restore()            # None, or (tensors, meta) of the last checkpoint
-    session.save(tensors, meta)          # atomic; a killed run continues from here
-    session.report(step, steps, nmse=...)
-
-Training returns a `RowResult` with one number per seed and metric. The runner joins the units of a row in the order of their
-seeds and writes the result file, which `Experiment.result` reads.
+An experiment builds one frozen configuration per row of a table and gives a function that trains a row for some seeds.
+The runner splits rows into units (a row and the seeds that train together), gives each unit a `Session` for its
+checkpoints, joins their `RowResult`s in the order of the seeds, and writes the result file, which `Experiment.result`
+reads.
 """
 
 from __future__ import annotations
 
 import functools
+import json
 import math
 import statistics
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, fields
+from importlib import resources
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, TypeVar
 
@@ -147,6 +144,22 @@ def paper_row(tables: Iterable[PaperTable], row: str) -> dict[str, tuple[float, 
     return found
 
 
+@functools.cache
+def paper_numbers() -> dict[str, PaperTable]:
+    """The paper's own numbers, from the one file that holds them: its tables by key."""
+    text = resources.files("shippo_lab.experiments").joinpath("paper_numbers.json").read_text()
+    tables = json.loads(text)["tables"]
+    for table in tables.values():
+        for row in table["rows"].values():
+            row.update({metric: tuple(pair) for metric, pair in row.items()})
+    return {key: PaperTable(**table) for key, table in tables.items()}
+
+
+def paper_tables(*keys: str) -> tuple[PaperTable, ...]:
+    """The paper's tables of these keys."""
+    return tuple(paper_numbers()[key] for key in keys)
+
+
 class Verdict(NamedTuple):
     """Whether a row shows what the paper claims, and in which words."""
 
@@ -169,8 +182,8 @@ class FinishedRow(NamedTuple):
     @classmethod
     def from_json(cls, content: Any, where: str) -> FinishedRow:
         """Validate a row of a result file; a missing or wrong field is a `ValueError` that names it and `where`."""
-        types: dict[str, Any] = {"name": str, "label": str, "seeds": list, "seconds": NUMBER}
-        found = checked_fields(content, where, **types, config=dict, metrics=dict, curves=dict, notes=dict)
+        types: dict[str, Any] = dict.fromkeys(("config", "metrics", "curves", "notes"), dict)
+        found = checked_fields(content, where, name=str, label=str, seeds=list, seconds=NUMBER, **types)
         where, count = f"{where} {found['name']!r}", len(found["seeds"])
         if not count:
             raise ValueError(f"{where} has no seeds; expected at least one; {AGAIN}")
@@ -228,6 +241,16 @@ def by_row(judge: Callable[[FinishedRow, Result], Verdict | None]) -> Callable[[
         return {name: verdict for name, verdict in found.items() if verdict is not None}
 
     return verdicts
+
+
+def described(docstring: str | None) -> dict[str, Any]:
+    """Title, claim, protocol and wall time of an experiment from the head of its module's docstring, one line each."""
+    if docstring is None:
+        # `python -OO` has none.
+        return dict.fromkeys(("title", "claim", "protocol", "wall_time"), "")
+    title, _, *lines = docstring.splitlines()
+    words = dict(line.split(": ", 1) for line in lines[:3])
+    return {"title": title[:-1], "claim": words["Claim"], "protocol": words["Protocol"], "wall_time": words["Time"]}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -299,12 +322,11 @@ class Experiment:
 
         A missing one is a `FileNotFoundError` that names the command; a damaged or wrong one is a `ValueError`.
         """
-        if folder is not None:
-            places = [folder if folder.suffix == ".json" or folder.is_file() else folder / "result.json"]
-        else:
-            places = [self.folder(preset) / "result.json"]
-            if preset in (None, self.default_preset):
-                places.append(store.committed() / f"{self.name}.json")
+        places = [(folder or self.folder(preset)) / "result.json"]
+        if folder is not None and (folder.suffix == ".json" or folder.is_file()):
+            places = [folder]
+        elif folder is None and preset in (None, self.default_preset):
+            places.append(store.committed() / f"{self.name}.json")
         path = next((place for place in places if place.exists()), None)
         if path is None:
             looked = " or ".join(map(str, places))

@@ -1,10 +1,8 @@
 """glibc malloc settings for training processes: keep freed memory instead of returning it to the system.
 
-A training step allocates and frees the same large tensors. By default glibc maps each one anew, and the page faults take up to
-a third of a Transport-MQAR step. The settings hold for the whole process, so only the lab's own processes use them.
+By default glibc maps each large tensor anew, and the page faults take up to a third of a Transport-MQAR step. The
+settings hold for the whole process, so only the lab's own processes use them.
 """
-
-from __future__ import annotations
 
 import ctypes
 import mmap

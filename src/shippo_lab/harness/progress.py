@@ -1,7 +1,5 @@
 """Progress of a run, with an estimate of the time left."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
@@ -78,6 +76,5 @@ class Display:
         if self.live is not None:
             total = sum(unit.config.steps * unit.cost for unit in self.units.values())
             filled = round(BAR * (1 - sum(self.work.values()) / max(total, 1)))
-            bar = "█" * filled + "░" * (BAR - filled)
-            lines = [*self.lines.values(), f"{self.name}: {bar} {self._sum()}"]
+            lines = [*self.lines.values(), f"{self.name}: {'█' * filled}{'░' * (BAR - filled)} {self._sum()}"]
             self.live.update(Text("\n".join(lines), no_wrap=True, overflow="ellipsis"))

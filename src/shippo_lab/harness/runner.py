@@ -1,11 +1,9 @@
 """Run an experiment: split it into units, train them in one or several processes, write the result, show progress.
 
-A unit is a row and the seeds that train together. `jobs` worker processes take units one by one; a worker writes its own
-checkpoints and result file and sends progress back. The numbers depend neither on the number of workers nor on interruptions.
-Ctrl-C ends the workers, and `resume=True` continues from their last checkpoints.
+A unit is a row and the seeds that train together. `jobs` worker processes take units one by one; a worker writes its
+own checkpoints and result file and sends progress back. The numbers depend neither on the number of workers nor on
+interruptions. Ctrl-C ends the workers, and `resume=True` continues from their last checkpoints.
 """
-
-from __future__ import annotations
 
 import contextlib
 import dataclasses
@@ -53,11 +51,9 @@ class Unit(NamedTuple):
 
 def split_into_units(rows: tuple[Any, ...], experiment: Experiment) -> list[Unit]:
     """Rows -> units of at most `experiment.stack` seeds."""
-    units = []
-    for config in rows:
-        for start in range(0, config.num_seeds, experiment.stack):
-            units.append(Unit(len(units), config, config.seeds[start : start + experiment.stack], experiment.cost(config)))
-    return units
+    size = experiment.stack
+    parts = [(config, config.seeds[i : i + size]) for config in rows for i in range(0, config.num_seeds, size)]
+    return [Unit(index, config, seeds, experiment.cost(config)) for index, (config, seeds) in enumerate(parts)]
 
 
 def finish_unit(train: Train, unit: Unit, folder: Path, notify: Callable[[Progress], None]) -> None:
@@ -74,18 +70,17 @@ def finish_unit(train: Train, unit: Unit, folder: Path, notify: Callable[[Progre
     checkpoint.unlink(missing_ok=True)
 
 
-def _end_with_parent() -> None:
-    # A killed parent cannot end its workers, which would keep writing into the folder.
-    parent = multiprocessing.parent_process()
-    assert parent is not None
-    parent.join()
-    os._exit(1)
-
-
 def _work(train: Train, folder: Path, threads: int, tasks, events) -> None:
+    def end_with_parent() -> None:
+        # A killed parent cannot end its workers, which would keep writing into the folder.
+        parent = multiprocessing.parent_process()
+        assert parent is not None
+        parent.join()
+        os._exit(1)
+
     # Ctrl-C reaches the whole process group; only the parent handles it, and ends its workers.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    threading.Thread(target=_end_with_parent, daemon=True).start()
+    threading.Thread(target=end_with_parent, daemon=True).start()
     torch.set_num_threads(threads)
     keep_freed_memory()
     for unit in iter(tasks.get, None):
@@ -104,12 +99,9 @@ def _work(train: Train, folder: Path, threads: int, tasks, events) -> None:
 def _parallel(experiment: Experiment, units: list[Unit], folder: Path, display: Display, jobs: int) -> None:
     context = multiprocessing.get_context("spawn")
     tasks, events = context.Queue(), context.Queue()
-    for unit in sorted(units, key=lambda unit: unit.cost, reverse=True):
-        tasks.put(unit)
-    for _ in range(jobs):
-        tasks.put(None)
-    threads = max(1, (os.cpu_count() or 1) // jobs)
-    arguments = (experiment.train, folder, threads, tasks, events)
+    for task in (*sorted(units, key=lambda unit: unit.cost, reverse=True), *[None] * jobs):
+        tasks.put(task)
+    arguments = (experiment.train, folder, max(1, (os.cpu_count() or 1) // jobs), tasks, events)
     workers = [context.Process(target=_work, args=arguments, daemon=True) for _ in range(jobs)]
     for worker in workers:
         worker.start()
@@ -160,20 +152,9 @@ def assemble(experiment: Experiment, rows: tuple[Any, ...], folder: Path, manife
             joined["notes"]["diverged_at"] = diverged
         seeds = [seed for unit in own for seed in unit.seeds]
         finished.append({"name": config.name, "label": config.label, "config": as_json(config), "seeds": seeds, **joined})
-    complete = all(unit.file(folder).exists() for unit in units)
-    content = {**manifest, "complete": complete, "rows": finished}
+    content = manifest | {"complete": all(unit.file(folder).exists() for unit in units), "rows": finished}
     write_json(folder / "result.json", content)
     return Result.from_json(content, str(folder / "result.json"))
-
-
-def _read_manifest(path: Path) -> dict[str, Any]:
-    manifest = checked_fields(
-        read_json(path), str(path), experiment=str, preset=str, configs=list, versions=dict, wall_seconds=NUMBER
-    )
-    for place, config in enumerate(manifest["configs"]):
-        found = checked_fields(config, f"{path}: configuration {place}", name=str, num_seeds=int)
-        _check_seeds(f"{path}: `num_seeds`", found["num_seeds"])
-    return manifest
 
 
 def _check_seeds(where: str, seeds: int) -> None:
@@ -181,66 +162,39 @@ def _check_seeds(where: str, seeds: int) -> None:
         raise ValueError(f"{where} is {seeds}; expected a number of seeds from 1 to {MAX_SEEDS}")
 
 
-def _joined(folder: Path, held: list[dict[str, Any]], asked: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The rows of a folder and those asked for; a row may get more seeds, nothing else of it may change."""
-    found = {config["name"]: config for config in held}
-    for config in asked:
-        earlier = found.get(config["name"], config)
-        most = {"num_seeds": max(earlier["num_seeds"], config["num_seeds"])}
-        if earlier | most != config | most:
-            raise ValueError(f"{folder} holds row {config['name']!r} with another configuration; {SAME_RUN}")
-        found[config["name"]] = config | most
-    return list(found.values())
+def _joined(path: Path, manifest: dict[str, Any]) -> dict[str, Any]:
+    """The manifest at `path` with the rows of `manifest` added; a row may get more seeds, nothing else of it may change."""
+    types: dict[str, Any] = {"configs": list, "versions": dict, "wall_seconds": NUMBER}
+    earlier = checked_fields(read_json(path), str(path), experiment=str, preset=str, **types)
+    for key in ("experiment", "preset"):
+        if earlier[key] != manifest[key]:
+            raise ValueError(f"{path.parent} holds a run with another {key}; {SAME_RUN}")
+    for place, config in enumerate(earlier["configs"]):
+        found = checked_fields(config, f"{path}: configuration {place}", name=str, num_seeds=int)
+        _check_seeds(f"{path}: `num_seeds`", found["num_seeds"])
+    configs = {config["name"]: config for config in earlier["configs"]}
+    for config in manifest["configs"]:
+        held = configs.get(config["name"], config)
+        most = {"num_seeds": max(held["num_seeds"], config["num_seeds"])}
+        if held | most != config | most:
+            raise ValueError(f"{path.parent} holds row {config['name']!r} with another configuration; {SAME_RUN}")
+        configs[config["name"]] = config | most
+    return earlier | {"configs": list(configs.values())}
 
 
 def _open_folder(folder: Path, manifest: dict[str, Any], resume: bool, force: bool) -> dict[str, Any]:
     """The manifest to continue with, rows added; refuses to mix two runs, or to overwrite one without `force`."""
     path = folder / "manifest.json"
-    if path.exists() and not force:
-        if not resume:
-            raise ValueError(f"{folder} holds a run already; use --resume to continue, --force to replace it, or another --out")
-        earlier = _read_manifest(path)
-        for key in ("experiment", "preset"):
-            if earlier[key] != manifest[key]:
-                raise ValueError(f"{folder} holds a run with another {key}; {SAME_RUN}")
-        manifest = earlier | {"configs": _joined(folder, earlier["configs"], manifest["configs"])}
-    elif force:
+    if force:
         for name in ("units", "checkpoints"):
             shutil.rmtree(folder / name, ignore_errors=True)
         (folder / "result.json").unlink(missing_ok=True)
+    elif path.exists():
+        if not resume:
+            raise ValueError(f"{folder} holds a run already; use --resume to continue, --force to replace it, or another --out")
+        manifest = _joined(path, manifest)
     write_json(path, manifest)
     return manifest
-
-
-def _train_units(
-    experiment: Experiment, known: tuple[Any, ...], rows: tuple[Any, ...], folder: Path, manifest: dict[str, Any],
-    jobs: int | None, display: Display,
-) -> Result:  # fmt: skip
-    """Train the units of `rows` that are not finished; write the result whatever happens."""
-    num_seeds = {config["name"]: config["num_seeds"] for config in manifest["configs"]}
-    held = tuple(dataclasses.replace(row, num_seeds=num_seeds[row.name]) for row in known if row.name in num_seeds)
-    units = split_into_units(rows, experiment)
-    open_units = [unit for unit in units if not unit.file(folder).exists()]
-    jobs = min(jobs or os.cpu_count() or 1, max(1, len(open_units)))
-    begun, before = time.monotonic(), manifest["wall_seconds"]
-    try:
-        with display.show(experiment.name, units, {unit.index for unit in open_units}):
-            if jobs > 1:
-                _parallel(experiment, open_units, folder, display, jobs)
-            else:
-                for unit in open_units:
-                    finish_unit(experiment.train, unit, folder, display.progress)
-                    display.finished(unit.index)
-    finally:
-        manifest["wall_seconds"] = before + time.monotonic() - begun
-        write_json(folder / "manifest.json", manifest)
-        for half_written in folder.rglob(".*.tmp"):
-            half_written.unlink(missing_ok=True)
-        with contextlib.suppress(OSError):
-            (folder / "checkpoints").rmdir()
-        with as_user_error(folder / "units"):
-            result = assemble(experiment, held, folder, manifest)
-    return result
 
 
 def run(
@@ -255,7 +209,7 @@ def run(
     only: tuple[str, ...] = (),
     display: Display | None = None,
 ) -> Result:
-    """Train the rows of an experiment and write `result.json`; returns it.
+    """Train the rows of an experiment and write `result.json`, whatever happens; returns it.
 
     Args:
         preset: a name of `experiment.presets`; by default the first. seeds: their number, instead of the preset's.
@@ -266,22 +220,39 @@ def run(
     """
     preset = preset or experiment.default_preset
     known = experiment.rows(preset)
-    unknown = set(only) - {row.name for row in known}
-    if unknown:
+    if unknown := set(only) - {row.name for row in known}:
         names = ", ".join(row.name for row in known)
         raise ValueError(f"{experiment.name}: `only` names {', '.join(sorted(unknown))}; expected rows among {names}")
     rows = tuple(row for row in known if not only or row.name in only)
     if seeds is not None:
         _check_seeds(f"{experiment.name}: `seeds`", seeds)
         rows = tuple(dataclasses.replace(row, num_seeds=seeds) for row in rows)
-    folder = out or experiment.folder(preset)
-    manifest = {
-        "experiment": experiment.name,
-        "preset": preset,
-        "configs": [as_json(row) for row in rows],
-        "versions": versions(),
-        "wall_seconds": 0.0,
-    }
+    folder, display = out or experiment.folder(preset), display or Display(Console(stderr=True))
+    manifest = {"experiment": experiment.name, "preset": preset, "configs": [as_json(row) for row in rows]}
+    manifest |= {"versions": versions(), "wall_seconds": 0.0}
     with locked(folder):
         manifest = _open_folder(folder, manifest, resume, force)
-        return _train_units(experiment, known, rows, folder, manifest, jobs, display or Display(Console(stderr=True)))
+        units = split_into_units(rows, experiment)
+        open_units = [unit for unit in units if not unit.file(folder).exists()]
+        jobs = min(jobs or os.cpu_count() or 1, max(1, len(open_units)))
+        begun, before = time.monotonic(), manifest["wall_seconds"]
+        try:
+            with display.show(experiment.name, units, {unit.index for unit in open_units}):
+                if jobs > 1:
+                    _parallel(experiment, open_units, folder, display, jobs)
+                else:
+                    for unit in open_units:
+                        finish_unit(experiment.train, unit, folder, display.progress)
+                        display.finished(unit.index)
+        finally:
+            manifest["wall_seconds"] = before + time.monotonic() - begun
+            write_json(folder / "manifest.json", manifest)
+            for half_written in folder.rglob(".*.tmp"):
+                half_written.unlink(missing_ok=True)
+            with contextlib.suppress(OSError):
+                (folder / "checkpoints").rmdir()
+            num_seeds = {config["name"]: config["num_seeds"] for config in manifest["configs"]}
+            held = tuple(dataclasses.replace(row, num_seeds=num_seeds[row.name]) for row in known if row.name in num_seeds)
+            with as_user_error(folder / "units"):
+                result = assemble(experiment, held, folder, manifest)
+    return result

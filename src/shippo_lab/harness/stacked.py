@@ -1,11 +1,9 @@
 """Train all seeds of a row as one stacked model with parameters `flat` [S, n].
 
-The paper's controlled models have a few hundred parameters, so a training step of one is all overhead. Every parameter gets a
-leading seed axis. A step splits `flat` into named parameters [S, ..]; the problem's `loss` gives [S]; row s of the gradient of
-its sum is the gradient of seed s, clipped by row. Seeds never mix: each has its own random streams, loss and gradient norm.
+The paper's controlled models have a few hundred parameters, so a training step of one is all overhead. Row s of the
+gradient of the summed losses [S] is the gradient of seed s, clipped by row. Seeds never mix: each has its own random
+streams.
 """
-
-from __future__ import annotations
 
 import math
 import time
@@ -20,7 +18,7 @@ from shippo_lab.harness.experiment import RowResult, Session, TrainConfig
 
 def nmse(prediction: Tensor, target: Tensor, floor: float = 1e-8) -> Tensor:
     """Sum of squared errors over the sum of squared targets, at least `floor`; per seed, [S, ..] -> [S]."""
-    error, power = (prediction - target).square().flatten(1).sum(1), target.square().flatten(1).sum(1)
+    error, power = (part.square().flatten(1).sum(1) for part in (prediction - target, target))
     return error / power.clamp_min(floor)
 
 
@@ -44,9 +42,7 @@ class Layout:
 
     def join(self, seeds: list[dict[str, Tensor]]) -> Tensor:
         """One dictionary of unstacked parameters per seed -> [S, n]."""
-        for name, shape in self.shapes.items():
-            if any(tuple(parameters[name].shape) != shape for parameters in seeds):
-                raise ValueError(f"parameter {name!r} must have shape {shape} for every seed")
+        assert all(parameters[name].shape == shape for parameters in seeds for name, shape in self.shapes.items())
         return torch.stack([torch.cat([parameters[name].reshape(-1) for name in self.shapes]) for parameters in seeds])
 
 
@@ -74,15 +70,11 @@ class Problem(Protocol):
 
     layout: Layout
     block_steps: int
+    """`block(index)` has the data of steps [index * block_steps, (index + 1) * block_steps)."""
 
     def init(self, seed: int) -> dict[str, Tensor]: ...
-
-    def block(self, index: int) -> Any:
-        """The data of steps [index * block_steps, (index + 1) * block_steps)."""
-        ...
-
+    def block(self, index: int) -> Any: ...
     def loss(self, parameters: dict[str, Tensor], block: Any, offset: int) -> Tensor: ...
-
     def evaluate(self, parameters: dict[str, Tensor]) -> dict[str, list[float]]: ...
 
 
@@ -100,8 +92,7 @@ def train_stack(problem: Problem, config: TrainConfig, seeds: tuple[int, ...], s
 
 
 def _train(problem: Problem, config: TrainConfig, seeds: tuple[int, ...], session: Session) -> RowResult:
-    steps = config.steps
-    restored = session.restore()
+    steps, restored = config.steps, session.restore()
     if restored is None:
         flat = problem.layout.join([problem.init(seed) for seed in seeds])
         state = {"flat": flat, "first": torch.zeros_like(flat), "second": torch.zeros_like(flat)}
@@ -134,7 +125,7 @@ def _train(problem: Problem, config: TrainConfig, seeds: tuple[int, ...], sessio
             reported = now
             session.report(done, steps, **{name: sum(values) / len(values) for name, values in metrics.items()})
     return RowResult(
-        metrics={name: values[-1] for name, values in curves.items() if name != "step"},
-        curves=curves,
-        notes={"parameters": flat.shape[1], "train_seconds": spent + time.monotonic() - begun},
+        {name: values[-1] for name, values in curves.items() if name != "step"},
+        curves,
+        {"parameters": flat.shape[1], "train_seconds": spent + time.monotonic() - begun},
     )

@@ -1,26 +1,24 @@
 """Files of a run: atomic writes, tensors, JSON, and the folders that hold them.
 
-    runs/NAME/manifest.json          experiment, preset and row configurations of the run
-    runs/NAME/units/ROW.s0-s4.json   one file per finished unit (a row and the seeds trained together)
-    runs/NAME/checkpoints/...        one safetensors file per unfinished unit
-    runs/NAME/result.json            the joined rows; all that `table` and `figure` read
-    runs/NAME/.lock                  locked while a process runs in the folder
-
-Every file is written to a temporary name, flushed and renamed, so that a kill leaves the old file or the new one. Tensors are
-safetensors, everything else is JSON; nothing is unpickled.
+runs/NAME/manifest.json          experiment, preset and row configurations of the run
+runs/NAME/units/ROW.s0-s4.json   one file per finished unit (a row and the seeds trained together)
+runs/NAME/checkpoints/...        one safetensors file per unfinished unit
+runs/NAME/result.json            the joined rows; all that `table` and `figure` read
+runs/NAME/.lock                  locked while a process runs in the folder
 """
-
-from __future__ import annotations
 
 import dataclasses
 import json
 import os
 import platform
+import reprlib
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import numpy
 import torch
 from torch import Tensor
 
@@ -34,19 +32,14 @@ def checked_fields(content: Any, where: str, **types: Any) -> dict[str, Any]:
     """The named fields of a JSON object, each of its type; anything else is a `ValueError` that names `where`."""
     expected = f"expected an object with {', '.join(types)}; {AGAIN}"
     if not isinstance(content, dict):
-        raise ValueError(f"{where} holds {_shortened(content)}; {expected}")
+        raise ValueError(f"{where} holds {reprlib.repr(content)}; {expected}")
     for key, kind in types.items():
         if key not in content:
             raise ValueError(f"{where} has no {key!r}; {expected}")
         if not isinstance(content[key], kind) or isinstance(content[key], bool):
             kind_name = _TYPE_NAMES.get(kind, "a number")
-            raise ValueError(f"{where} has {_shortened(content[key])} as {key!r}; expected {kind_name}; {AGAIN}")
+            raise ValueError(f"{where} has {reprlib.repr(content[key])} as {key!r}; expected {kind_name}; {AGAIN}")
     return {key: content[key] for key in types}
-
-
-def _shortened(value: Any) -> str:
-    text = repr(value)
-    return text if len(text) <= 40 else f"{text[:37]}..."
 
 
 @contextmanager
@@ -63,22 +56,29 @@ def as_user_error(source: Any) -> Iterator[None]:
 def locked(folder: Path) -> Iterator[None]:
     """Lock a run's folder for this process, until it ends; a folder that another one holds is a `ValueError`."""
     folder.mkdir(parents=True, exist_ok=True)
-    with open(folder / ".lock", "ab") as file:
+    with open(regular(folder / ".lock"), "ab") as file:
         try:
-            try:
-                from fcntl import LOCK_EX, LOCK_NB, flock
-            except ImportError:
-                from msvcrt import LK_NBLCK, locking  # pyright: ignore[reportAttributeAccessIssue]
+            if sys.platform == "win32":
+                import msvcrt
 
-                locking(file.fileno(), LK_NBLCK, 1)
+                msvcrt.locking(file.fileno(), msvcrt.LK_NBLCK, 1)
             else:
-                flock(file, LOCK_EX | LOCK_NB)
+                import fcntl
+
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except (BlockingIOError, PermissionError):
             raise ValueError(f"another process is running in {folder}; wait until it ends, or choose another --out") from None
         except OSError:
             # A file system without locks (some network drives): run without one.
             pass
         yield
+
+
+def regular(path: Path) -> Path:
+    """The path itself; a pipe, a device or a folder, on which a read may wait for ever, is a `ValueError`."""
+    if path.exists() and not path.is_file():
+        raise ValueError(f"{path} is not a regular file; remove it, or choose another --out")
+    return path
 
 
 def write_atomic(path: Path, data: bytes) -> None:
@@ -105,7 +105,7 @@ def write_json(path: Path, content: Any) -> None:
 def read_json(path: Path) -> Any:
     """Read a JSON file; a damaged one is a `ValueError` that names it."""
     try:
-        return json.loads(path.read_text(encoding="utf-8"))
+        return json.loads(regular(path).read_text(encoding="utf-8"))
     except (ValueError, RecursionError) as error:
         raise ValueError(f"{path} is not valid JSON ({error}); delete it and run the experiment again") from error
 
@@ -122,7 +122,7 @@ def load_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]] | None:
     """Read what `save_tensors` wrote; `None` if the file does not exist."""
     from safetensors import SafetensorError, safe_open
 
-    if not path.exists():
+    if not regular(path).exists():
         return None
     try:
         with safe_open(path, framework="pt") as file:
@@ -134,17 +134,10 @@ def load_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]] | None:
 
 def versions() -> dict[str, str]:
     """Versions that a result depends on."""
-    import numpy
-
     from shippo_ssm import __version__
 
-    return {
-        "shippo_ssm": __version__,
-        "torch": torch.__version__,
-        "numpy": numpy.__version__,
-        "python": platform.python_version(),
-        "machine": platform.machine(),
-    }
+    found = {"shippo_ssm": __version__, "torch": torch.__version__, "numpy": numpy.__version__}
+    return found | {"python": platform.python_version(), "machine": platform.machine()}
 
 
 def as_json(config: Any) -> dict[str, Any]:
@@ -166,4 +159,4 @@ def committed() -> Path:
 def figures() -> Path:
     """The folder of the figures that come with the package, as SVG: in the docs of the checkout, or inside the wheel."""
     root = checkout()
-    return Path(__file__).resolve().parents[1] / "figures" if root is None else root / "docs" / "_static" / "figures"
+    return root / "docs" / "_static" / "figures" if root else Path(__file__).resolve().parents[1] / "figures"

@@ -3,12 +3,10 @@
 A result and the paper's numbers become a list of `Line`s, two per row, "ours" and "paper"; the renderers lay them out.
 """
 
-from __future__ import annotations
-
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
-from rich.box import HEAVY_HEAD, SIMPLE
+from rich.box import SIMPLE
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
@@ -95,96 +93,55 @@ def as_markdown(experiment: Experiment, result: Result, cell: Callable[[str], st
     return "\n".join(f"| {row} |" for row in rows) + (f"\n\n{facts(experiment, result)}" if note else "")
 
 
-def as_text(
-    experiment: Experiment,
-    result: Result,
-    columns: Sequence[Column] | None = None,
-    *,
-    narrow: bool = False,
-    judged: bool = True,
-) -> Table:
-    """A rich table of every column, or of `columns`: numbers with their spread, and what a verdict is about.
+def as_text(experiment: Experiment, result: Result, *, narrow: bool = False) -> Table:
+    """A rich table of every column: numbers with their spread, and what a verdict is about.
 
     With `narrow` it has at most 80 columns of text: the main numbers without their spread, and whether they hold.
     """
-    caption = facts(experiment, result) if judged else ""
+    columns, caption = experiment.columns, facts(experiment, result)
     if narrow:
-        columns = [column for column in experiment.columns if column.key in experiment.main] or experiment.columns[:3]
+        columns = [column for column in columns if column.key in experiment.main] or columns[:3]
         caption += "\n--wide shows every column, the spread, and what a verdict is about"
-    columns = experiment.columns if columns is None else columns
     found = lines(experiment, result, columns, spread=not narrow)
     # `Text`, since brackets in titles and labels are not markup.
-    table = Table(
-        title=Text(experiment.title), caption=Text(caption), caption_justify="left", box=SIMPLE if narrow else HEAVY_HEAD
-    )
-    if narrow:
-        table.padding = (0, 1, 0, 0)
+    title, caption = Text(experiment.title), Text(caption)
+    table = Table(title=title, caption=caption, caption_justify="left", box=SIMPLE, padding=(0, 1, 0, 0))
     table.add_column("Model", min_width=19)
     table.add_column("", min_width=5)
     for place, column in enumerate(columns):
-        name = heading(column)
-        if narrow:
-            name = name.replace(" ↓", "↓").replace(" ↑", "↑")
-            table.add_column(name, justify="right", min_width=9, max_width=max(10, *map(len, name.split())))
-        else:
-            # Without a minimum rich cuts numbers where the terminal is narrow.
-            table.add_column(name, justify="right", min_width=max(len(name), *(len(line.cells[place]) for line in found)))
-    if judged:
-        table.add_column("Verdict", min_width=13 if narrow else 24, max_width=13 if narrow else 44)
+        name = heading(column).replace(" ↓", "↓").replace(" ↑", "↑")
+        # Without a minimum rich cuts numbers where the terminal is narrow.
+        words = name.split() if narrow else [name]
+        least = max(map(len, [*words, *(line.cells[place] for line in found)]))
+        table.add_column(name, justify="right", min_width=least, max_width=max(10, least))
+    table.add_column("Verdict", min_width=13 if narrow else 24, max_width=13 if narrow else 44)
     for line in found:
         cells = [Text(line.label), Text(line.source), *map(Text, line.cells)]
-        if judged and line.verdict is not None:
-            cells.append(Text("holds", "green") if line.verdict.holds else Text("does not hold", "bold red"))
-            if not narrow:
-                cells[-1].append(f": {line.verdict.text}", "not bold default")
+        if line.verdict is not None:
+            word = Text("holds", "green") if line.verdict.holds else Text("does not hold", "bold red")
+            cells.append(word if narrow else word.append(f": {line.verdict.text}", "not bold default"))
         table.add_row(*cells, style=None if line.source == "ours" else "dim")
     return table
 
 
-def _blocks(console: Console, experiment: Experiment, result: Result) -> Iterator[Table]:
-    """Every column in tables below one another, as many columns in each as fit; the verdicts are the last one."""
-    block: list[Column] = []
-    for column in experiment.columns:
-        if block and _least_width(console, as_text(experiment, result, [*block, column], judged=False)) > console.width:
-            yield as_text(experiment, result, block, judged=False)
-            block = []
-        block.append(column)
-    yield as_text(experiment, result, block, judged=False)
-    yield as_text(experiment, result, ())
-
-
-def _least_width(console: Console, table: Table) -> int:
-    return console.measure(table, options=console.options.update(width=10_000)).minimum
-
-
 def show(console: Console, experiment: Experiment, result: Result, *, wide: bool = False) -> None:
-    """Print every column where it fits, or into a file; with `wide` in several tables that fit; else the main columns."""
+    """Print every column where it fits, with `wide`, and into a file; elsewhere the main columns."""
     table = as_text(experiment, result)
-    least = _least_width(console, table)
-    if least <= console.width or not console.is_terminal:
+    least = console.measure(table, options=console.options.update(width=10_000)).minimum
+    if wide or least <= console.width or not console.is_terminal:
         console.print(table, width=max(console.width, least), crop=False, soft_wrap=True)
-    elif wide:
-        console.print(*_blocks(console, experiment, result))
     else:
         console.print(as_text(experiment, result, narrow=True))
 
 
 def as_data(experiment: Experiment, result: Result) -> dict[str, Any]:
     """The table as plain data for `--json`."""
-    verdicts = experiment.verdicts(result)
-    rows = []
+    verdicts, rows = experiment.verdicts(result), []
     for name, row in result.rows.items():
         keys = [column.key for column in experiment.columns if column.key in row.metrics]
-        verdict = verdicts.get(name)
-        rows.append(
-            {
-                "name": name,
-                "label": row.label,
-                "seeds": len(row.seeds),
-                "ours": {key: [row.mean(key), row.std(key)] for key in keys},
-                "paper": {key: list(value) for key, value in paper_row(experiment.tables, name).items()},
-                "holds": None if verdict is None else verdict.holds,
-                "verdict": None if verdict is None else verdict.text,
-            }
-        )
+        ours = {key: [row.mean(key), row.std(key)] for key in keys}
+        paper = {key: list(value) for key, value in paper_row(experiment.tables, name).items()}
+        facts = {"name": name, "label": row.label, "seeds": len(row.seeds), "ours": ours, "paper": paper}
+        holds, words = verdicts.get(name, (None, None))
+        rows.append(facts | {"holds": holds, "verdict": words})
     return {"experiment": experiment.name, "preset": result.preset, "source": result.source, "rows": rows}

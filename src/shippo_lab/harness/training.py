@@ -1,14 +1,12 @@
 """Train one model with AdamW and score it; a kill costs at most a minute and changes no number.
 
-`loss_at(step)` depends on the step alone, and a checkpoint holds parameters, AdamW moments, the step, the curves and the
-finished scores, so a killed run repeats the steps since its last checkpoint and ends with the same numbers. A loss or gradient
-that is not finite ends training: the parameters before that step are scored, and `notes["diverged_at"]` names the step.
+`loss_at(step)` depends on the step alone, so a killed run repeats the steps since its last checkpoint. A loss or
+gradient that is not finite ends training: the parameters before that step are scored, and `notes["diverged_at"]` names
+the step.
 
-Matrix products are in float32, or in bfloat16 (`torch.autocast`: residual stream, memory, parameters and moments stay float32).
-Some processors emulate bfloat16 and some crash on it, so "auto" measures it in a separate process.
+Matrix products are in float32, or in bfloat16 (`torch.autocast`: residual stream, memory, parameters and moments stay
+float32). Some processors emulate bfloat16 and some crash on it, so "auto" measures it in a separate process.
 """
-
-from __future__ import annotations
 
 import functools
 import subprocess
@@ -60,14 +58,12 @@ def bfloat16_pays() -> bool:
 
 def resolve_precision(precision: Precision) -> Precision:
     """Resolve "auto": "bfloat16" where that is faster, else "float32"."""
-    if precision != "auto":
-        return precision
-    return "bfloat16" if bfloat16_pays() else "float32"
+    return precision if precision != "auto" else "bfloat16" if bfloat16_pays() else "float32"
 
 
 def products_in(precision: Precision) -> AbstractContextManager:
-    """A context in which linear layers multiply in this precision."""
-    return torch.autocast("cpu", torch.bfloat16) if precision == "bfloat16" else nullcontext()
+    """A context in which linear layers multiply in this precision; "auto" is resolved."""
+    return torch.autocast("cpu", torch.bfloat16) if resolve_precision(precision) == "bfloat16" else nullcontext()
 
 
 class Fitted(NamedTuple):
@@ -78,39 +74,37 @@ class Fitted(NamedTuple):
     notes: dict[str, Any]
 
 
-def fit(
-    model: nn.Module,
-    config: TrainConfig,
-    session: Session,
-    *,
-    loss_at: Callable[[int], tuple[Tensor, int]],
-    evaluate: Callable[[], dict[str, float]],
-    scores: Mapping[str, Callable[[], dict[str, Any]]],
-    rate: Callable[[int], float] = lambda step: 1.0,
-    precision: Precision = "float32",
-    right_rate: float = 1.0,
-) -> Fitted:
-    """Train a model by AdamW and measure its scores; one seed.
+class Trainee(NamedTuple):
+    """A model with what trains it: its loss and scores, each a function of the step or of nothing else."""
 
-    Args:
-        loss_at: step -> (loss, number of tokens in it).
-        evaluate: the numbers of the learning curves, every `config.eval_every` steps and at the end.
-        scores: name -> one part of what is measured after the last step, as JSON-able numbers.
-        rate: step -> factor of the learning rate; `right_rate` is that of the right actions' parameters besides.
-        precision: of matrix products; a resumed run keeps the precision it began with.
-    """
+    model: nn.Module
+    loss_at: Callable[[int], tuple[Tensor, int]]
+    """step -> (loss, number of tokens in it)."""
+    scores: Mapping[str, Callable[[], dict[str, Any]]]
+    """Name -> one part of what is measured after the last step, as JSON-able numbers."""
+    rate: Callable[[int], float] = lambda step: 1.0
+    """step -> factor of the learning rate; `right_rate` is that of the right actions' parameters besides."""
+    evaluate: Callable[[], dict[str, float]] = dict
+    """The numbers of the learning curves, every `eval_every` steps and at the end."""
+    right_rate: float = 1.0
+    precision: Precision = "float32"
+    """Of matrix products; a resumed run keeps the precision it began with."""
+
+
+def fit(config: TrainConfig, session: Session, trainee: Trainee) -> Fitted:
+    """Train a model by AdamW and measure its scores; one seed."""
+    model, loss_at, scores, rate, evaluate, right_rate, precision = trainee
     groups = weight_decay_groups(model, config.weight_decay, right_rate * config.learning_rate)
     optimiser = torch.optim.AdamW(groups, lr=config.learning_rate, fused=True)
     rates = [group["lr"] for group in optimiser.param_groups]
-    meta: dict[str, Any] = {"step": 0, "curves": {"step": []}, "scores": {}, "seconds": 0.0, "tokens": 0, "train_seconds": 0.0}
     restored = session.restore()
     if restored is None:
-        meta["precision"] = resolve_precision(precision)
+        meta: dict[str, Any] = {"step": 0, "curves": {"step": []}, "scores": {}, "precision": resolve_precision(precision)}
+        meta |= {"seconds": 0.0, "tokens": 0, "train_seconds": 0.0}
     else:
         meta = restored[1]
         _put_back(model, optimiser, restored[0], meta["step"])
-    begun, earlier = time.monotonic(), meta["seconds"]
-    total = config.steps + len(scores)
+    begun, earlier, total = time.monotonic(), meta["seconds"], config.steps + len(scores)
     shown: dict[str, float] = {}
 
     def save() -> None:
@@ -133,8 +127,7 @@ def fit(
             break
         optimiser.step()
         now = time.monotonic()
-        meta["step"] = step + 1
-        meta["tokens"] += num_tokens
+        meta |= {"step": step + 1, "tokens": meta["tokens"] + num_tokens}
         meta["train_seconds"] += now - started
         evaluated = (step + 1) % config.eval_every == 0 or step + 1 == config.steps
         if evaluated:
@@ -160,22 +153,9 @@ def fit(
         "parameters": sum(parameter.numel() for parameter in model.parameters()),
         "tokens_per_second": meta["tokens"] / max(meta["train_seconds"], 1e-9),
         "train_seconds": earlier + time.monotonic() - begun,
-        "precision": meta["precision"],
     }
-    if "diverged_at" in meta:
-        notes["diverged_at"] = meta["diverged_at"]
+    notes |= {name: meta[name] for name in ("precision", "diverged_at") if name in meta}
     return Fitted(meta["curves"], meta["scores"], notes)
-
-
-class Trainee(NamedTuple):
-    """One of several models of a row, with its loss and scores."""
-
-    model: nn.Module
-    loss_at: Callable[[int], tuple[Tensor, int]]
-    """step -> (loss, number of tokens in it)."""
-    score: Callable[[], dict[str, float]]
-    rate: Callable[[int], float] = lambda step: 1.0
-    """step -> factor of the learning rate."""
 
 
 def fit_each(
@@ -185,11 +165,8 @@ def fit_each(
 
     `budget` is name -> training steps, whose sum is `config.steps`; `make(name, steps)` gives a model with its loss and scores.
     """
-    metrics: dict[str, list[float]] = {}
-    notes: dict[str, Any] = {}
-    places: list[str] = []
+    result, places, before = RowResult(metrics={}), [], 0
     files = {} if session.checkpoint is None else {n: session.checkpoint.with_suffix(f".{n}.safetensors") for n in budget}
-    before = 0
     for name, steps in budget.items():
         with torch.random.fork_rng():
             torch.manual_seed(seed)
@@ -198,25 +175,18 @@ def fit_each(
         def notify(progress: Progress, before: int = before) -> None:
             session.report(min(config.steps, before + progress.step), config.steps, **progress.metrics)
 
-        fitted = fit(
-            trainee.model,
-            replace(config, steps=steps, eval_every=steps),
-            Session(session.unit, files.get(name), notify),
-            loss_at=trainee.loss_at,
-            evaluate=dict,
-            scores={name: trainee.score},
-            rate=trainee.rate,
-        )
-        metrics |= {key: [number] for key, number in fitted.scores[name].items()}
-        notes[f"{name}_seconds"] = fitted.notes["train_seconds"]
+        own = replace(config, steps=steps, eval_every=steps)
+        fitted = fit(own, Session(session.unit, files.get(name), notify), trainee)
+        result.metrics |= {key: [number] for part in fitted.scores.values() for key, number in part.items()}
+        result.notes[f"{name}_seconds"] = fitted.notes["train_seconds"]
         if "diverged_at" in fitted.notes:
             places.append(f"{name}, {fitted.notes['diverged_at']}")
         before += steps
     for file in files.values():
         file.unlink(missing_ok=True)
     if places:
-        notes["diverged_at"] = " and ".join(places)
-    return RowResult(metrics=metrics, notes=notes)
+        result.notes["diverged_at"] = " and ".join(places)
+    return result
 
 
 MOMENTS = ("exp_avg", "exp_avg_sq")

@@ -8,8 +8,6 @@
 Token 0 is padding. Lengths are uniform in a range; an odd length of `arithmetic` takes one token more.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from dataclasses import dataclass
 
@@ -46,10 +44,8 @@ class LanguageTask(TokenTask):
             expect_size("LanguageTask", name, getattr(self, name))
         shortest = 2 if self.name == "arithmetic" else 1
         if not shortest <= self.min_length <= self.max_length:
-            raise ValueError(
-                f"LanguageTask: `min_length` is {self.min_length} and `max_length` is {self.max_length}; expected "
-                f"{shortest} <= min_length <= max_length; choose a range of lengths"
-            )
+            came = f"`min_length` is {self.min_length} and `max_length` is {self.max_length}"
+            raise ValueError(f"LanguageTask: {came}; expected {shortest} <= min_length <= max_length")
         check_seed("LanguageTask", self.seed)
 
     @property
@@ -67,8 +63,7 @@ class LanguageTask(TokenTask):
         stream = check_choice("LanguageTask.batch", "split", split, SPLITS)
         draws = uniform(self.seed, stream, indices, 1 + self.width)
         lengths = self.min_length + (draws[:, 0] * (self.max_length - self.min_length + 1)).astype(np.int64)
-        lengths = self._num_tokens(lengths)
-        draws = draws[:, 1:]
+        lengths, draws = self._num_tokens(lengths), draws[:, 1:]
         if self.name == "arithmetic":
             tokens, target = _arithmetic(draws, lengths)
         elif self.name == "cycle":
@@ -81,8 +76,7 @@ class LanguageTask(TokenTask):
         place = np.arange(self.width)
         inside = place < lengths[:, None]
         asked = inside if self.every else place == lengths[:, None] - 1
-        tokens = np.where(inside, tokens, PAD)
-        target = np.where(asked, target, NO_TARGET)
+        tokens, target = np.where(inside, tokens, PAD), np.where(asked, target, NO_TARGET)
         return Sequences(torch.from_numpy(tokens), torch.from_numpy(target))
 
     def _num_tokens(self, lengths: np.ndarray) -> np.ndarray:

@@ -1,17 +1,11 @@
 """Transport-MQAR: multi-query associative recall where later operations act on everything already stored (paper, appendix E).
 
-One position holds one event: BIND(key, value) stores a value of F_31^4 under a key, OP(id) multiplies every stored value by
-an invertible matrix of the library from the right, QUERY(key) asks for the present value of a key. With A_t the matrix of
-position t (the identity unless the event is an OP), a key bound to v at position s and asked at position t has the answer
+BIND(key, value) stores a value of F_31^4 under a key, OP(id) multiplies every stored value by an invertible matrix of
+the library from the right, QUERY(key) asks for the present value of a key. With A_t the matrix of position t (the
+identity unless the event is an OP), a key bound to v at position s and asked at position t has the answer
 
     target = v A_{s+1} .. A_t = (v V_s^{-1}) V_t  mod 31,       V_t = A_1 .. A_t.
-
-Example `index` of a split is a function of (seed, split, index) alone, and a shorter example is a prefix of a longer one. A
-model sees `events.tokens` [B, T, 7] and gives logits [B, T, 4, 31]; `task.evaluate(model)` scores it, beside a predictor that
-knows only coordinates that no operation has touched.
 """
-
-from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterable
@@ -45,15 +39,12 @@ def operation_library(name: str) -> np.ndarray:
     """
     check_choice("TransportMQAR", "library", name, LIBRARIES)
     eye = np.eye(WIDTH, dtype=np.int64)
-
-    pairs = list(itertools.permutations(range(WIDTH), 2))
-    if name == "nonreducible":
-        operations = [eye + np.outer(eye[i], eye[j]) for i, j in pairs] + [np.diag([PRIMITIVE_ROOT, 1, 1, 1])]
-    else:
-        # Rows i and j of the identity change places, one of them with its sign turned: (a, b) -> (-b, a).
-        operations = [
-            eye - np.diag(eye[i] + eye[j]) + np.outer(eye[i], eye[j]) - np.outer(eye[j], eye[i]) for i, j in pairs
-        ] + [eye]
+    operations = []
+    for i, j in itertools.permutations(range(WIDTH), 2):
+        to, back = np.outer(eye[i], eye[j]), np.outer(eye[j], eye[i])
+        # A quarter turn: rows i and j of the identity change places, one of them with its sign turned.
+        operations.append(eye + to if name == "nonreducible" else eye - np.diag(eye[i] + eye[j]) + to - back)
+    operations.append(np.diag([PRIMITIVE_ROOT, 1, 1, 1]) if name == "nonreducible" else eye)
     return np.stack(operations) % MODULUS
 
 
@@ -135,10 +126,8 @@ class TransportMQAR:
             raise ValueError(f"TransportMQAR: `num_active` is {self.num_active}; expected 1 to num_keys = {self.num_keys}")
         probabilities = (self.p_bind, self.p_op, self.p_query)
         if not (min(probabilities) >= 0 and abs(sum(probabilities) - 1) <= 1e-9 and self.p_query > 0):
-            raise ValueError(
-                f"TransportMQAR: `p_bind`, `p_op`, `p_query` are {probabilities}; expected p_query > 0, none below 0, and a "
-                "sum of 1"
-            )
+            expected = "p_query > 0, none below 0, and a sum of 1"
+            raise ValueError(f"TransportMQAR: `p_bind`, `p_op`, `p_query` are {probabilities}; expected {expected}")
         check_seed("TransportMQAR", self.seed)
 
     @property
@@ -155,7 +144,9 @@ class TransportMQAR:
         """The examples with these indices, B numbers below 2^64; the splits "train" and "eval" are disjoint."""
         number = check_choice("TransportMQAR.batch", "split", split, SPLITS)
         rows = check_indices("TransportMQAR.batch", indices, 2**64, "integers from 0 below 2**64; count examples from 0")
-        draws = np.stack([self._draws(index, number) for index in rows])
+        # Each example has its own 2^128 counter values of the Philox stream of the seed.
+        streams = (np.random.Generator(np.random.Philox(key=self.seed, counter=[0, 0, index, number])) for index in rows)
+        draws = np.stack([stream.random(self.num_keys + self.length * _DRAWS) for stream in streams])
         picks, draws = draws[:, : self.num_keys], draws[:, self.num_keys :].reshape(len(draws), self.length, _DRAWS)
         kind = self._kinds(draws)
         operation = (draws[..., 3] * self.num_operations).astype(np.int64)
@@ -181,28 +172,14 @@ class TransportMQAR:
             unmixed=torch.from_numpy(known[1]),
         )
 
-    def evaluate(
-        self,
-        model: Callable[[Tensor], Tensor],
-        num_examples: int = 640,
-        batch_size: int = 16,
-        *,
-        device: str | torch.device = "cpu",
-    ) -> Scores:
+    def evaluate(self, model: Callable[[Tensor], Tensor], num_examples: int = 640, batch_size: int = 16) -> Scores:
         """Score a model, tokens [B, T, 7] -> logits [B, T, 4, 31], on the first examples of the evaluation split."""
         counts = torch.zeros(len(OPERATION_BINS), 5, dtype=torch.float64)
-        for events, logits in answers(partial(self.batch, split="eval"), model, num_examples, batch_size, MODULUS, device):
+        for events, logits in answers(partial(self.batch, split="eval"), model, num_examples, batch_size, MODULUS):
             counts += count_answers(choices(logits), events)
-        total, bins = counts.sum(0), []
-        for edge, row in zip(OPERATION_BINS, counts):
-            if row[0] > 0:
-                bins.append({"from_operations": edge, "num_queries": int(row[0]), **_accuracies(row)})
+        total, rows = counts.sum(0), [(edge, row) for edge, row in zip(OPERATION_BINS, counts) if row[0] > 0]
+        bins = [{"from_operations": edge, "num_queries": int(row[0]), **_accuracies(row)} for edge, row in rows]
         return Scores(num_queries=int(total[0]), bins=bins, **_accuracies(total))
-
-    def _draws(self, index: int, split: int) -> np.ndarray:
-        """Uniform numbers of one example, its own 2^128 counter values of the Philox stream of the seed."""
-        bits = np.random.Philox(key=self.seed, counter=[0, 0, index, split])
-        return np.random.Generator(bits).random(self.num_keys + self.length * _DRAWS)
 
     def _kinds(self, draws: np.ndarray) -> np.ndarray:
         """The event of each position, [B, T]; the first is a BIND, so that there is always something to ask."""
@@ -216,8 +193,7 @@ class TransportMQAR:
 
     def _slots(self, kind: np.ndarray, choice: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """The active key of each BIND and QUERY, and the position of the latest binding of that key, both [B, T]."""
-        num_examples, length = kind.shape
-        is_bind = kind == BIND
+        (num_examples, length), is_bind = kind.shape, kind == BIND
         slot = (choice * self.num_active).astype(np.int64) if self.rebind else is_bind.cumsum(1) - 1
         slot = np.where(is_bind, slot, self.num_active)
         # latest[b, t, k]: the latest position up to t that binds k, or -1.
@@ -229,8 +205,7 @@ class TransportMQAR:
         is_bound = latest >= 0
         first = np.where(is_bound[:, -1], is_bound.argmax(1), length)
         rank = (choice * is_bound.sum(-1)).astype(np.int64)
-        asked = np.argsort(first, axis=1)[rows, rank]
-        slot = np.where(is_bind, slot, asked)
+        slot = np.where(is_bind, slot, np.argsort(first, axis=1)[rows, rank])
         return slot, latest[rows, times, slot].astype(np.int64)
 
 
@@ -266,11 +241,9 @@ def count_answers(answers: Tensor, events: Events) -> Tensor:
     """Sums over the queries of each bin, [bins, 5], of answers [B, T, 4]: queries, right coordinates / 4, exact answers, and
     the last two as expected of the untouched-coordinates predictor."""
     asked = events.asked
-    right = (answers == events.target)[asked].double()
-    known = expected_right(events.untouched[asked])
-    columns = torch.stack(
-        [torch.ones(len(right), dtype=torch.float64), right.mean(-1), right.prod(-1), known.mean(-1), known.prod(-1)], -1
-    )
+    right, known = (answers == events.target)[asked].double(), expected_right(events.untouched[asked])
+    parts = right.mean(-1), right.prod(-1), known.mean(-1), known.prod(-1)
+    columns = torch.stack([torch.ones_like(parts[0]), *parts], -1)
     edges = torch.tensor(OPERATION_BINS)
     bins = torch.bucketize(events.operations_since[asked], edges, right=True) - 1
     return torch.zeros(len(edges), 5, dtype=torch.float64).index_add_(0, bins, columns)

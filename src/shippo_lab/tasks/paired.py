@@ -1,12 +1,9 @@
 """Paired noncommutative transport: write a vector, move its frame twice, ask for the answer (paper, appendix D).
 
-An example is three tokens, WRITE(v), OP(g_1, c_1), OP(g_2, c_2); its answer is the row vector
-
-    y = v^T R_{g_1}(c_1) R_{g_2}(c_2),     R_g(c) = exp(c G_g) = I + c G_g,
-
-with the elementary shears G_a = e_1 e_2^T and G_b = e_2 e_3^T, which do not commute: R_a R_b - R_b R_a = c_a c_b e_1 e_3^T. An
+An example is three tokens, WRITE(v), OP(g_1, c_1), OP(g_2, c_2); its answer is v^T R_{g_1}(c_1) R_{g_2}(c_2) with
+R_g(c) = exp(c G_g) = I + c G_g and the elementary shears G_a = e_1 e_2^T and G_b = e_2 e_3^T, which do not commute. An
 ordinary example draws both generators independently (aa, ab, ba, bb). A pair is ab together with ba, of the same v and
-coefficients, and only a memory that can act on what it already stores tells the two apart.
+coefficients.
 """
 
 from __future__ import annotations

@@ -1,15 +1,11 @@
 """MQAR: multi-query associative recall, as zoology defines it (Arora et al.; repository HazyResearch/zoology).
 
-A sequence begins with key-value pairs, k_1 v_1 k_2 v_2 .. ; later every key occurs once more, and its value is the answer:
-
     k_1 v_1 k_2 v_2 | .  .  k_2 .  .  .  k_1 .          target: v_2 below the second k_2, v_1 below the second k_1
 
-Keys are 1 .. vocab_size/2 - 1, values vocab_size/2 .. vocab_size - 1, both without repetition. A query takes the n-th of the
-even places after the pairs, n = 1, 2, .., with probability proportional to n^(POWER - 1), without repetition, so that queries
-crowd behind the pairs. All other places hold random tokens.
+Keys are 1 .. vocab_size/2 - 1, values vocab_size/2 .. vocab_size - 1, both without repetition. A query takes the n-th
+of the even places after the pairs with probability proportional to n^(POWER - 1), without repetition. Other places hold
+random tokens.
 """
-
-from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -49,20 +45,16 @@ class MQAR(TokenTask):
     def __post_init__(self) -> None:
         for name in ("length", "num_pairs", "vocab_size"):
             expect_size("MQAR", name, getattr(self, name))
+        came = f"`num_pairs` = {self.num_pairs}"
         if self.length % 2 or self.length < 4 * self.num_pairs:
-            raise ValueError(
-                f"MQAR: `length` is {self.length} with `num_pairs` = {self.num_pairs}; expected an even length of at least "
-                "4 num_pairs; choose a longer sequence or fewer pairs"
-            )
+            raise ValueError(f"MQAR: `length` is {self.length} with {came}; expected an even length of at least 4 num_pairs")
         if self.vocab_size % 2 or self.vocab_size // 2 <= self.num_pairs:
-            raise ValueError(
-                f"MQAR: `vocab_size` is {self.vocab_size}; expected an even number of at least 2 num_pairs + 2 = "
-                f"{2 * self.num_pairs + 2}; choose a larger vocabulary"
-            )
+            least = f"at least 2 num_pairs + 2 = {2 * self.num_pairs + 2}"
+            raise ValueError(f"MQAR: `vocab_size` is {self.vocab_size}; expected an even number of {least}")
         check_seed("MQAR", self.seed)
 
     def batch(self, indices: Iterable[int], split: str = "train") -> Sequences:
-        """The sequences with these indices, tokens and target [B, T]; the splits "train" and "eval" are disjoint."""
+        """The sequences with these indices, tokens and target [B, T]; "train" and "eval" are disjoint."""
         pairs, half = self.num_pairs, self.vocab_size // 2
         places = self.length // 2 - pairs
         stream = check_choice("MQAR.batch", "split", split, SPLITS)
@@ -74,10 +66,8 @@ class MQAR(TokenTask):
         rates = np.arange(1, places + 1) ** (POWER - 1.0)
         waiting = -np.log1p(-place_draws) / rates
         asked = 2 * (pairs + np.argsort(waiting, axis=1)[:, :pairs])
-
         tokens = (fill_draws * self.vocab_size).astype(np.int64)
-        tokens[:, 0 : 2 * pairs : 2] = keys
-        tokens[:, 1 : 2 * pairs : 2] = values
+        tokens[:, 0 : 2 * pairs : 2], tokens[:, 1 : 2 * pairs : 2] = keys, values
         target = np.full(tokens.shape, NO_TARGET)
         np.put_along_axis(tokens, asked, keys, axis=1)
         np.put_along_axis(target, asked, values, axis=1)

@@ -1,15 +1,10 @@
 """Transported projection: predict the final coefficients of a memory in a moving channel frame (paper, appendix D).
 
-A sequence is white noise f_t [d] with operation coefficients rho_t [K]; its answer is the last state of
+    C_t = L C_{t-1} R_t + epsilon B f_t^T,     L = exp(epsilon A),     R_t = exp(sqrt(epsilon) sum_k rho_{t,k} G_k)
 
-    C_t = L C_{t-1} R_t + epsilon B f_t^T,     L = exp(epsilon A),     R_t = exp(sqrt(epsilon) sum_k rho_{t,k} G_k),
-
-with the LegS operator (A, B) of order N at time 1. The transport is a random walk, so its generator scales with the root of the
-step. The K generators, drawn once from the task's own seed, are half dense skew matrices of unit Frobenius norm and half
-elementary nilpotent ones e_i e_j^T.
+with white noise f_t [d], operation coefficients rho_t [K] and the LegS operator (A, B) of order N at time 1. Half of
+the K generators are dense skew matrices of unit Frobenius norm, half elementary nilpotent ones e_i e_j^T.
 """
-
-from __future__ import annotations
 
 import functools
 from dataclasses import dataclass
@@ -82,13 +77,3 @@ class ProjectionTask:
         """log R_t = sqrt(epsilon) sum_k rho_{t,k} G_k, [.., T, d, d]."""
         weights = self.epsilon**0.5 * self.generators.to(sequences.coef)
         return (sequences.coef @ weights.flatten(1)).unflatten(-1, (self.width, self.width))
-
-    def answer(self, sequences: Sequences) -> Tensor:
-        """C_T [.., N, d] by the recurrence, step by step in double precision."""
-        exact = Sequences(*(part.double() for part in sequences))
-        right = torch.linalg.matrix_exp(self.generator(exact))
-        left, write = self.left, self.write
-        state = torch.zeros(*exact.signal.shape[:-2], self.d_state, self.width, dtype=torch.float64)
-        for t in range(self.length):
-            state = left @ state @ right[..., t, :, :] + write[:, None] * exact.signal[..., t, None, :]
-        return state.to(sequences.signal)

@@ -4,8 +4,6 @@ Example `index` of a split is a function of (seed, split, index) alone: `uniform
 Philox4x32-10 (Salmon et al., 2011) with the seed as its key and (position, index, split) as its counter.
 """
 
-from __future__ import annotations
-
 import numbers
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator
@@ -18,6 +16,8 @@ from torch import Tensor
 
 from shippo_ssm._expect import expect_size
 
+# Tokens -> logits.
+Model = Callable[[Tensor], Tensor]
 SPLITS = ("train", "eval")
 # Where no answer is asked, the target is what `cross_entropy` ignores.
 NO_TARGET = -100
@@ -49,12 +49,8 @@ def philox(counter: tuple[np.ndarray, ...], key: int) -> np.ndarray:
     low, high = key & 0xFFFFFFFF, key >> 32
     for _ in range(10):
         first, second = a * _FACTORS[0], c * _FACTORS[1]
-        a, b, c, d = (
-            (second >> _SHIFT) ^ b ^ np.uint64(low),
-            second & _LOW,
-            (first >> _SHIFT) ^ d ^ np.uint64(high),
-            first & _LOW,
-        )
+        a, c = (second >> _SHIFT) ^ b ^ np.uint64(low), (first >> _SHIFT) ^ d ^ np.uint64(high)
+        b, d = second & _LOW, first & _LOW
         low, high = (low + _WEYL[0]) & 0xFFFFFFFF, (high + _WEYL[1]) & 0xFFFFFFFF
     return np.stack([a, b, c, d])
 
@@ -99,14 +95,9 @@ def choices(logits: Tensor) -> Tensor:
 
 
 def answers(
-    draw: Callable[[range], Examples],
-    model: Callable[[Tensor], Tensor],
-    num_examples: int,
-    batch_size: int,
-    num_classes: int,
-    device: str | torch.device = "cpu",
+    draw: Callable[[range], Examples], model: Model, num_examples: int, batch_size: int, num_classes: int
 ) -> Iterator[tuple[Examples, Tensor]]:
-    """Examples of an evaluation (`draw` of 0 .. num_examples - 1), batch by batch, each with the logits of a model, on the CPU.
+    """Examples of an evaluation (`draw` of 0 .. num_examples - 1), batch by batch, each with the logits of a model.
 
     The model is called without gradients and keeps its mode; it has to give [*target.shape, num_classes].
     """
@@ -115,15 +106,12 @@ def answers(
     for start in range(0, num_examples, batch_size):
         examples = draw(range(start, min(start + batch_size, num_examples)))
         with torch.no_grad():
-            logits = model(examples.tokens.to(device))
+            logits = model(examples.tokens)
         expected = (*examples.target.shape, num_classes)
         if not isinstance(logits, Tensor) or logits.shape != expected:
             came = f"logits of shape {tuple(logits.shape)}" if isinstance(logits, Tensor) else f"a {type(logits).__name__}"
-            raise ValueError(
-                f"evaluate: `model` returned {came}; expected {expected}, one score per class "
-                "wherever an answer may be asked; give its head as many outputs"
-            )
-        yield examples, logits.cpu()
+            raise ValueError(f"evaluate: `model` returned {came}; expected {expected}; give its head as many outputs")
+        yield examples, logits
 
 
 class TokenTask(ABC):
@@ -140,18 +128,11 @@ class TokenTask(ABC):
     def batch(self, indices: Iterable[int], split: str = "train") -> Sequences:
         """The sequences with these indices, tokens and target [B, T]; the splits "train" and "eval" are disjoint."""
 
-    def evaluate(
-        self,
-        model: Callable[[Tensor], Tensor],
-        num_examples: int = 1000,
-        batch_size: int = 50,
-        *,
-        device: str | torch.device = "cpu",
-    ) -> float:
+    def evaluate(self, model: Model, num_examples: int = 1000, batch_size: int = 50) -> float:
         """The fraction of right answers of a model, tokens [B, T] -> logits [B, T, vocab_size], on the evaluation split."""
         right = asked = 0
         draw = partial(self.batch, split="eval")
-        for examples, logits in answers(draw, model, num_examples, batch_size, self.vocab_size, device):
+        for examples, logits in answers(draw, model, num_examples, batch_size, self.vocab_size):
             right += int((choices(logits) == examples.target).sum())
             asked += int(examples.asked.sum())
         return right / asked

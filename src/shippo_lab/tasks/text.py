@@ -1,18 +1,15 @@
 """Text for a model of the next byte: Python's own documentation ("topics"), or the source of its standard library ("library").
 
-Both differ a little between versions of Python, so numbers belong to one version; `digest` says which text it was. The topics
-(`pydoc_data.topics`) are half a megabyte: topics that share a paragraph are one family, and families go to train, validation
-and test, about 8 : 1 : 1. The library is the `.py` files without tests, about 10 megabytes, split 90 : 5 : 5 by package.
-Training windows start anywhere, as a function of (seed, index); window `index` of validation and test is the index-th piece.
-Scores are in bits per byte, and per character.
+Both differ a little between versions of Python; `digest` says which text it was. Of the topics (`pydoc_data.topics`),
+those that share a paragraph are one family, and families go to train, validation and test. The library is the `.py`
+files without tests, split by package. Training windows start anywhere; window `index` of validation and test is the
+index-th piece.
 """
-
-from __future__ import annotations
 
 import hashlib
 import math
 import sysconfig
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import lru_cache, partial
 from pathlib import Path
@@ -22,7 +19,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from shippo_lab.tasks.streams import Sequences, answers, check_choice, check_indices, check_seed, uniform
+from shippo_lab.tasks.streams import Model, Sequences, answers, check_choice, check_indices, check_seed, uniform
 from shippo_ssm._expect import expect_size
 
 SPLITS = ("train", "validation", "test")
@@ -134,10 +131,7 @@ class TextTask:
         longest = min(len(_ids(self.corpus, split)) for split in SPLITS) - 1
         expect_size("TextTask", "length", self.length, f"1 to {longest}, the length of the shortest split")
         if self.length > longest:
-            raise ValueError(
-                f"TextTask: `length` is {self.length}; expected 1 to {longest}, the length of the shortest split; "
-                "choose a shorter window"
-            )
+            raise ValueError(f"TextTask: `length` is {self.length}; expected 1 to {longest}, the length of the shortest split")
         check_seed("TextTask", self.seed)
 
     @property
@@ -166,8 +160,7 @@ class TextTask:
             begin = (draws * (len(ids) - self.length)).astype(np.int64)
         else:
             windows = self.num_windows(split)
-            expected = f"0 to {windows - 1}, the windows of {split!r}; ask for windows that are there"
-            rows = check_indices("TextTask.batch", indices, windows, expected)
+            rows = check_indices("TextTask.batch", indices, windows, f"0 to {windows - 1}, the windows of {split!r}")
             begin = np.array(rows) * self.length
         windows = torch.from_numpy(ids[begin[:, None] + np.arange(self.length + 1)].astype(np.int64))
         return Sequences(windows[:, :-1].clone(), windows[:, 1:].clone())
@@ -177,18 +170,12 @@ class TextTask:
         return bytes(tokens.tolist()).decode(errors="replace")
 
     def evaluate(
-        self,
-        model: Callable[[Tensor], Tensor],
-        num_examples: int | None = None,
-        batch_size: int = 32,
-        *,
-        split: str = "validation",
-        device: str | torch.device = "cpu",
+        self, model: Model, num_examples: int | None = None, batch_size: int = 32, *, split: str = "validation"
     ) -> TextScores:
         """Score a model, tokens [B, T] -> logits [B, T, vocab_size], on the first windows of a split, default all."""
         total, num_tokens, num_characters = 0.0, 0, 0
         count = self.num_windows(split) if num_examples is None else num_examples
-        for text, logits in answers(partial(self.batch, split=split), model, count, batch_size, self.vocab_size, device):
+        for text, logits in answers(partial(self.batch, split=split), model, count, batch_size, self.vocab_size):
             total += float(bits(logits, text.target).sum())
             num_tokens += text.target.numel()
             # A character is a byte that does not continue one: 10xxxxxx.

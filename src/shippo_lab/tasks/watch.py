@@ -1,11 +1,7 @@
 """A watch on a wrist: 7 shoulder exercises of 10 subjects, acceleration and gyroscope at 50 Hz, from the wheel of `seglearn`.
 
-`windows` cuts the 140 series into pieces of 2 s, and `turned` mounts the watch differently. The rest are features of windows:
-`statistics` (the published route), `memories`, in the body frame and driven by the gyroscope, and invariants of them. Another
-mounting Q changes vectors and coefficients C to C Q, so inner products C C^T and determinants stay.
+Another mounting Q changes vectors and coefficients C to C Q, so inner products C C^T and determinants stay.
 """
-
-from __future__ import annotations
 
 from functools import lru_cache
 from importlib import metadata
@@ -77,9 +73,8 @@ def memories(values: Array, order: int, turning: bool) -> Array:
 
 def gram(values: Array, order: int) -> Array:
     """C C^T [M, F] of both memories stacked, `order` coefficients of each sensor in each: cross terms included."""
-    stacked = np.concatenate(
-        [memories(values, order, turning).reshape(len(values), -1, 3) for turning in (False, True)], axis=1
-    )
+    both = [memories(values, order, turning).reshape(len(values), -1, 3) for turning in (False, True)]
+    stacked = np.concatenate(both, axis=1)
     i, j = np.triu_indices(stacked.shape[1])
     return np.einsum("mfc,mfc->mf", stacked[:, i], stacked[:, j])
 

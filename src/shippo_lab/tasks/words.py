@@ -1,28 +1,21 @@
 """Group words: read elements g_1, g_2, .. of a finite group, answer with the product g_1 .. g_t after each (Merrill et al.).
 
-    h_0 = identity,     h_t = h_{t-1} g_t,     target_t = h_t
-
-An element acts from the right on everything before it: H_t = H_{t-1} R_t with R_t = R(g_t) and R a representation,
-R(a) R(b) = R(ab). So a memory with right actions solves the task exactly if its width P allows a faithful real representation
-of positive determinants: 3 for A5, and 5 for S5, whose swaps are reflections in four dimensions.
-
-`Group.generate(name, generators)` closes permutations to a group with its multiplication table [order, order]; `group.irreps`
-are its irreducible real representations, found numerically. `WordTask(group=..., length=T)` draws tokens and target [B, T] of
-element numbers.
+An element acts from the right on everything before it: H_t = H_{t-1} R_t with R_t = R(g_t) and R a representation, R(a)
+R(b) = R(ab). So a memory with right actions solves the task exactly if its width P allows a faithful real
+representation of positive determinants: 3 for A5, and 5 for S5, whose swaps are reflections in four dimensions.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from functools import cached_property, lru_cache
+from functools import cached_property, lru_cache, partial
 from typing import NamedTuple
 
 import numpy as np
 import torch
-from torch import Tensor
 
-from shippo_lab.tasks.streams import SPLITS, Sequences, answers, check_choice, check_seed, choices, uniform
+from shippo_lab.tasks.streams import SPLITS, Model, Sequences, answers, check_choice, check_seed, choices, uniform
 from shippo_ssm._expect import expect_size
 
 # Irreducible representations come from a dense eigenproblem of the size of the group.
@@ -55,15 +48,11 @@ class Group:
         steps = [tuple(int(point) for point in generator) for generator in generators]
         if not steps or not steps[0] or any(sorted(step) != list(range(len(steps[0]))) for step in steps):
             raise ValueError(
-                f"Group: `generators` is {steps}; expected permutations of 0 .. n - 1, at least one, all of one degree; "
-                "write the image of each point"
+                f"Group: `generators` is {steps}; expected permutations of 0 .. n - 1, at least one, of one degree"
             )
         found = all_products(steps, LARGEST_ORDER)
         if len(found) > LARGEST_ORDER:
-            raise ValueError(
-                f"Group: `generators` give more than {LARGEST_ORDER} elements; expected at most that many; "
-                "choose a smaller group"
-            )
+            raise ValueError(f"Group: `generators` give more than {LARGEST_ORDER} elements; choose a smaller group")
         permutations = np.array(sorted(found))
         # Products are recognised by a random linear form of their images, modulo 2^64.
         form = np.random.default_rng(0).integers(1, 2**62, len(steps[0]))
@@ -126,10 +115,8 @@ class Group:
 
 
 def _cycle(degree: int, *points: int) -> tuple[int, ...]:
-    image = list(range(degree))
-    for here, there in zip(points, points[1:] + points[:1]):
-        image[here] = there
-    return tuple(image)
+    moves = dict(zip(points, points[1:] + points[:1]))
+    return tuple(moves.get(point, point) for point in range(degree))
 
 
 # Generators of the groups that are built in.
@@ -147,10 +134,8 @@ GROUPS = {
 def named_group(name: str) -> Group:
     """One of the `GROUPS`."""
     if name not in GROUPS:
-        choices = ", ".join(repr(choice) for choice in GROUPS)
-        raise ValueError(
-            f"WordTask: `group` is {name!r}; expected one of {choices} or a Group; make your own with Group.generate"
-        )
+        known = ", ".join(map(repr, GROUPS))
+        raise ValueError(f"WordTask: `group` is {name!r}; expected one of {known}, or a Group made by Group.generate")
     return Group.generate(name, GROUPS[name])
 
 
@@ -160,19 +145,13 @@ def _generating_elements(group: Group, elements: int | str) -> np.ndarray:
     if elements == "all":
         return np.arange(group.order)
     if not isinstance(elements, int) or not 1 <= elements < group.order:
-        raise ValueError(
-            f"WordTask: `elements` is {elements!r}; expected 'all' or a number from 1 to {group.order - 1}; "
-            "choose how many elements words are made of"
-        )
+        raise ValueError(f"WordTask: `elements` is {elements!r}; expected 'all' or a number from 1 to {group.order - 1}")
     rng = np.random.default_rng(elements)
     for _ in range(1000):
         chosen = np.sort(1 + rng.permutation(group.order - 1)[:elements])
         if group.generated_by(chosen) == group.order:
             return chosen
-    raise ValueError(
-        f"WordTask: `elements` is {elements}, and no {elements} elements were found that generate {group.name}; expected a "
-        "generating set; choose more elements"
-    )
+    raise ValueError(f"WordTask: no {elements} elements were found that generate {group.name}; choose more `elements`")
 
 
 class WordScores(NamedTuple):
@@ -230,26 +209,16 @@ class WordTask:
         length = self._check_length(self.length if length is None else length)
         draws = uniform(self.seed, check_choice("WordTask.batch", "split", split, SPLITS), indices, length)
         tokens = self.alphabet[(draws * len(self.alphabet)).astype(np.int64)]
-        target = np.empty_like(tokens)
-        table = self.structure.table
+        target, table = np.empty_like(tokens), self.structure.table
         product = np.zeros(len(tokens), dtype=np.int64)
         for t in range(length):
             target[:, t] = product = table[product, tokens[:, t]]
         return Sequences(torch.from_numpy(tokens), torch.from_numpy(target))
 
-    def evaluate(
-        self,
-        model: Callable[[Tensor], Tensor],
-        num_examples: int = 256,
-        batch_size: int = 64,
-        *,
-        length: int | None = None,
-        device: str | torch.device = "cpu",
-    ) -> WordScores:
+    def evaluate(self, model: Model, num_examples: int = 256, batch_size: int = 64, length: int | None = None) -> WordScores:
         """Score a model, tokens [B, T] -> logits [B, T, vocab_size], on the first examples of the evaluation split."""
-        asked = answers(
-            lambda indices: self.batch(indices, "eval", length), model, num_examples, batch_size, self.vocab_size, device
-        )
+        draw = partial(self.batch, split="eval", length=length)
+        asked = answers(draw, model, num_examples, batch_size, self.vocab_size)
         table = torch.cat([choices(logits) == words.target for words, logits in asked]).double()
         return WordScores(float(table.mean()), tuple(table.mean(0).tolist()))
 

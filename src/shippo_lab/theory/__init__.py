@@ -5,7 +5,6 @@ C.3, `cell` section 3.4 with appendices C.4 to C.7. Each check is a function nam
 `CheckResult`; `CHECKS` has them by name, in the order of the paper."""
 
 from shippo_lab.theory import operator, frames, scanning, cell  # noqa: I001  (the order of the paper)
-from shippo_lab.theory.registry import CHECKS, CheckResult
-from shippo_lab.theory.verify import run_check, verify
+from shippo_lab.theory.registry import CHECKS, CheckResult, run_check, verify
 
 __all__ = ["CHECKS", "CheckResult", "cell", "frames", "operator", "run_check", "scanning", "verify"]

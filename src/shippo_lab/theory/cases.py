@@ -1,7 +1,5 @@
 """Shared by the checks: one signal, generator paths of every kind, and numerical tools."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 
@@ -43,11 +41,15 @@ def transports() -> tuple[Transport, ...]:
     return *smooth_transports(), Transport(pieces, WIDTH, times=[0.0, 0.6, 1.2])
 
 
-def derivative(function: Callable[[float], Any], t: float, h: float = 0.02) -> Array:
-    """d/dt by the central difference of order 8."""
-    weights = (4 / 5, -1 / 5, 4 / 105, -1 / 280)
+def differences(function: Callable[[float], Any], t: float, h: float, weights: tuple[float, ...]) -> Array:
+    """d/dt by a central difference with these weights of f(t + h), f(t + 2 h), .. and minus these of f(t - h), .."""
     terms = (w * (np.asarray(function(t + k * h)) - np.asarray(function(t - k * h))) for k, w in enumerate(weights, start=1))
     return sum(terms, start=np.zeros(())) / h
+
+
+def derivative(function: Callable[[float], Any], t: float) -> Array:
+    """d/dt by the central difference of order 8."""
+    return differences(function, t, 0.02, (4 / 5, -1 / 5, 4 / 105, -1 / 280))
 
 
 def slope(sizes: Array, errors: Array) -> float:

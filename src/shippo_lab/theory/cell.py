@@ -1,11 +1,9 @@
 """Checks of section 3.4 and appendices C.4 to C.7: closed-form factors, split products, and the two-point exponential cell.
 
-One step of the frozen dynamics H' = Diag(a) H + U(tau) + H A over [0, Delta], with H [N, P]. Its exact solution is
-H* = L H R + int_0^Delta G(s) ds with G(s) = exp((Delta - s) a) U(s) exp((Delta - s) A); the cell replaces the integral by
-(1 - lambda) Delta G(0) + lambda Delta G(Delta).
+One step of H' = Diag(a) H + U(tau) + H A over [0, Delta], with H [N, P], is H* = L H R + int_0^Delta G(s) ds with G(s)
+= exp((Delta - s) a) U(s) exp((Delta - s) A); the cell replaces the integral by (1 - lambda) Delta G(0) + lambda Delta
+G(Delta).
 """
-
-from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
@@ -220,8 +218,7 @@ def _output(case: dict[str, Any], backend: str = "reference") -> torch.Tensor:
 def _equation(case: dict[str, torch.Tensor]) -> Array:
     """y of the cell, written out: H_t = L H R + (1 - lambda) Delta L U_{t-1} R + lambda Delta U_t with U_0 = 0."""
     value, write, read, step, mix = (case[name][0, :, 0].numpy() for name in ("value", "write", "read", "step", "mix"))
-    drift = case["drift"][0].numpy()
-    length, width = value.shape
+    drift, (length, width) = case["drift"][0].numpy(), value.shape
     right = case["right"][0, :, 0].numpy() if "right" in case else [np.eye(width)] * length
     state = before = np.zeros((NUM, width))
     outputs = []
@@ -235,9 +232,7 @@ def _equation(case: dict[str, torch.Tensor]) -> Array:
     return np.stack(outputs)
 
 
-@check(
-    "sec. 3.4, Theorem (split backend)", "With a split action the same formula is the exact discrete recurrence", at_most=1e-11
-)
+@check("sec. 3.4, Theorem (split backend)", "A split action: the same formula is the exact discrete recurrence", at_most=1e-11)
 def split_backend_recurrence() -> Pairs:
     """shippo_cell against the written recurrence, seven tokens"""
     case = _sequence(WIDTH, actions.SplitFlow(WIDTH))
@@ -259,9 +254,7 @@ def reduction_without_right_action() -> Pairs:
         yield _output(case | {"right": right}), reference
 
 
-@check(
-    "sec. 3.4, Theorem (P = 1, lambda = 1)", "Reduction to the one-channel exponential-Euler selective update", at_most=1e-13
-)
+@check("sec. 3.4, Theorem (P = 1, lambda = 1)", "Reduction to the one-channel exponential-Euler update", at_most=1e-13)
 def reduction_to_one_channel() -> Pairs:
     """shippo_cell against the scalar recurrence"""
     case = _sequence(1)

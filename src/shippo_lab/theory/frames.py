@@ -1,7 +1,5 @@
 """Checks of appendix B: the transport itself, when it is trivial, and SHiPPO as HiPPO in a moving frame."""
 
-from __future__ import annotations
-
 from itertools import pairwise
 
 import numpy as np

@@ -1,23 +1,19 @@
 """Checks of section 2 and appendix A: the approximation problem, its normal equation, and the dynamics of its solution.
 
-Coefficients C are [N, d], signals [d]. The minimiser is found twice: by `ProjectionMemory.project` (normal equation) and by
-least squares on a quadrature of the objective. No side of an equation is used to compute the other.
+Coefficients C are [N, d], signals [d]. The minimiser is found twice: by `ProjectionMemory.project` (normal equation)
+and by least squares on a quadrature of the objective. No side of an equation is used to compute the other.
 """
-
-from __future__ import annotations
 
 import numpy as np
 
-from shippo_lab.theory.basis_path import BasisPath
 from shippo_lab.theory.cases import MIXED, TIME, WIDTH, Array, derivative, moving, nodes, signal, smooth_transports, transports
-from shippo_lab.theory.closure import closure
-from shippo_lab.theory.metric_only import MetricOnly
+from shippo_lab.theory.constructions import BasisPath, MetricOnly, closure
 from shippo_lab.theory.registry import Pairs, check, gap
 from shippo_ssm.projection import LagT, LegS, Measure, ProjectionMemory, Transport
 
 
 def _skewed_basis() -> BasisPath:
-    """A moving basis with G(t) != I and G'(t) != 0."""
+    """A moving basis with G(t) != I and G'(t) != 0; `project` then gives the right side of its normal equation."""
     first, second = np.random.default_rng(5).normal(size=(2, 5, 5)) / 10
     return BasisPath(
         LegS(5),
@@ -57,9 +53,9 @@ def _dynamics(measure: Measure, transport: Transport | None) -> tuple[Array, Arr
     memory = ProjectionMemory(measure, transport)
     C = memory.project(signal, TIME)
     law = measure.A(TIME) @ C + np.outer(measure.B(TIME), signal(TIME))
-    return derivative(lambda t: memory.project(signal, t), TIME), law if transport is None else law + C @ transport.generator(
-        TIME
-    )
+    if transport is not None:
+        law = law + C @ transport.generator(TIME)
+    return derivative(lambda t: memory.project(signal, t), TIME), law
 
 
 @check("sec. 2, closure condition", "HiPPO closure: d_t psi = A_L psi, B_L = psi(t, t), G = I", at_most=1e-8)
@@ -79,7 +75,7 @@ def shippo_online_approximation_problem() -> Pairs:
 def shippo_normal_equation() -> Pairs:
     """G C against int Phi f^T P dmu, with G != I"""
     basis, transport = _skewed_basis(), moving()
-    moments = ProjectionMemory(basis, transport).moments(signal, TIME)
+    moments = ProjectionMemory(basis, transport).project(signal, TIME)
     yield basis.gram(TIME) @ _least_squares(basis, transport, TIME), moments
 
 
@@ -114,7 +110,7 @@ def controlled_path_is_nonlinear() -> float:
 def ordinary_hippo_normal_equation() -> Pairs:
     """G C against int Phi f^T dmu"""
     basis = _skewed_basis()
-    yield basis.gram(TIME) @ _least_squares(basis, None, TIME), ProjectionMemory(basis).moments(signal, TIME)
+    yield basis.gram(TIME) @ _least_squares(basis, None, TIME), ProjectionMemory(basis).project(signal, TIME)
 
 
 @check("app. A.2, Proposition", "Ordinary HiPPO coefficient dynamics under closure", at_most=1e-7)
@@ -127,11 +123,13 @@ def ordinary_hippo_coefficient_dynamics() -> Pairs:
 def _moving_gram(transport: Transport | None) -> tuple[float, float]:
     """Gap of the non-orthonormal law, with and without its term -G^{-1} G' C."""
     basis = _skewed_basis()
-    memory = ProjectionMemory(basis, transport)
-    C = memory.project(signal, TIME)
-    gram = basis.gram(TIME)
-    rate = derivative(lambda t: memory.project(signal, t), TIME)
-    without = np.linalg.solve(gram, derivative(lambda t: memory.moments(signal, t), TIME))
+    memory, gram = ProjectionMemory(basis, transport), basis.gram(TIME)
+
+    def project(t: float) -> Array:
+        return np.linalg.solve(basis.gram(t), memory.project(signal, t))
+
+    C, rate = project(TIME), derivative(project, TIME)
+    without = np.linalg.solve(gram, derivative(lambda t: memory.project(signal, t), TIME))
     law = without - np.linalg.solve(gram, derivative(basis.gram, TIME) @ C)
     written = basis.left(TIME) @ C + np.outer(basis.source(TIME), signal(TIME))
     written += 0 if transport is None else C @ transport.generator(TIME)

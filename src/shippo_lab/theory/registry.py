@@ -1,24 +1,31 @@
-"""The registry of checks and their results.
+"""The registry of checks and their results, and `verify`, which runs them, prints them and writes them as JSON.
 
 A check is a function without arguments that measures one statement of the paper; its docstring says what it measures. The
 decorator `check` adds the statement and the bound, and registers it in `CHECKS`.
 """
 
-from __future__ import annotations
-
 import dataclasses
+import difflib
+import json
 import math
 import re
-from collections.abc import Callable, Iterable, Iterator
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Literal, SupportsFloat
 
 import numpy as np
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from shippo_ssm import __version__
 
 Pairs = Iterator[tuple[Any, Any]]
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(frozen=True, slots=True)
 class CheckResult:
     """One statement, measured."""
 
@@ -91,13 +98,99 @@ def check(
 
         def run() -> CheckResult:
             found = function()
-            residual = np.max([gap(*pair) for pair in found]) if isinstance(found, Iterator) else found
-            return CheckResult(
-                name=key, statement=statement, place=place, measured=words, residual=float(residual), bound=bound, sense=sense
-            )
+            residual = float(np.max([gap(*pair) for pair in found]) if isinstance(found, Iterator) else found)
+            return CheckResult(words, residual, bound, sense, key, statement, place)
 
         run.__name__ = key
         CHECKS[key] = run
         return run
 
     return register
+
+
+TOPICS = {
+    "Section 2": "approximation problem, normal equation, Sylvester dynamics",
+    "Section 3": "exact scan, collapse of right actions, the cell",
+    "Appendix A": "proofs for section 2; metric-only extensions",
+    "Appendix B": "transport, its metric, the moving frame",
+    "Appendix C": "scan closure, closed-form factors, errors of the cell",
+}
+
+
+def run_check(name: str, check: Check) -> CheckResult:
+    """The row of one check; an exception becomes a row that does not hold."""
+    try:
+        return check()
+    except Exception as error:
+        return CheckResult(f"raised {type(error).__name__}: {error}", math.nan, 0.0, "<=", name, name.replace("_", " "), "")
+
+
+def _all_rows(rows: Sequence[CheckResult], wide: bool) -> Table:
+    table = Table()
+    table.add_column("statement", ratio=5)
+    if wide:
+        table.add_column("what is measured", ratio=5)
+    for heading in ("residual", "bound", "holds"):
+        table.add_column(heading, justify="right", no_wrap=True)
+    for row in rows:
+        place = f" [dim]({escape(row.place)})[/]" if row.place else ""
+        numbers = f"{row.residual:.1e}", f"{row.relation} {row.bound:.0e}", "[green]yes[/]" if row.holds else "[bold red]NO[/]"
+        table.add_row(f"{escape(row.statement)}{place}", *([escape(row.measured)] if wide else []), *numbers)
+    return table
+
+
+def _by_section(rows: Sequence[CheckResult]) -> Table:
+    table = Table("section of the paper", "about")
+    for heading in ("statements", "hold"):
+        table.add_column(heading, justify="right")
+    for name, members in by_section(rows).items():
+        count = sum(row.holds for row in members)
+        style = "green" if count == len(members) else "bold red"
+        table.add_row(name, TOPICS.get(name, ""), str(len(members)), f"[{style}]{count}[/]")
+    return table
+
+
+def _select(only: str | Sequence[str]) -> list[str]:
+    """Names of the checks that contain one of the given parts, in the order of the paper."""
+    parts = [only] if isinstance(only, str) else only
+    for part in parts:
+        if not any(part in name for name in CHECKS):
+            close = ", ".join(difflib.get_close_matches(part, CHECKS, 3, 0.4) or list(CHECKS)[:3])
+            expected = f"expected a part of the name of a check (the keys of shippo_lab.theory.CHECKS), such as {close}"
+            raise ValueError(f"verify: `only` is {part!r}; {expected}")
+    return [name for name in CHECKS if not parts or any(part in name for part in parts)]
+
+
+def verify(
+    *, out: Path | None = None, only: str | Sequence[str] | None = (), every: bool = False,
+    console: Console | None = None, wide: bool = True,
+) -> int:  # fmt: skip
+    """Run the checks and print a summary by section, or the rows themselves; 0 when every statement holds, 1 otherwise.
+
+    Args:
+        out: a JSON file to write, or an existing folder that gets `verify.json`.
+        only: names of checks (keys of `CHECKS`), or parts of names; all of them by default.
+        every: print every row; without it, and without `only`, a summary by section and the rows that do not hold.
+        wide: print what is measured as well; without, rows fit into 80 columns.
+    """
+    names = _select(only or ())
+    console = console or Console()
+    start = time.perf_counter()
+    rows = [run_check(name, CHECKS[name]) for name in names]
+    seconds = time.perf_counter() - start
+    failed = [row for row in rows if not row.holds]
+    summarise = not (every or only)
+    if summarise:
+        console.print(_by_section(rows))
+    if shown := failed if summarise else rows:
+        console.print(_all_rows(shown, wide), width=max(console.width, 100) if wide else None)
+    outcome = f"{len(failed)} do not hold" if failed else "all hold"
+    console.print(f"{len(rows)} statements in {seconds:.1f} s: {outcome}" + ("; --all prints every one" if summarise else ""))
+    if out is not None:
+        path = out / "verify.json" if out.is_dir() else out
+        records = [row.record for row in rows]
+        content = {"version": __version__, "seconds": round(seconds, 2), "holds": not failed, "rows": records}
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
+        console.print(f"written: {path}", markup=False, soft_wrap=True)
+    return 1 if failed else 0

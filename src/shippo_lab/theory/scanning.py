@@ -1,8 +1,7 @@
 """Checks of sections 3.2 and 3.3 and appendices C.1 to C.3: what an exact scan can carry, and when a right action collapses.
 
-States are [N, P]. `shippo_ssm.scan.compose` is compared with the recurrence H_t = L_t H_{t-1} R_t + U_t, written out here."""
-
-from __future__ import annotations
+States are [N, P]. `shippo_ssm.scan.compose` is compared with the recurrence H_t = L_t H_{t-1} R_t + U_t, written out
+here."""
 
 from functools import partial
 from itertools import accumulate
@@ -46,9 +45,7 @@ def _step(state: Array, element: scan.Affine) -> Array:
     return left @ state @ right + update
 
 
-@check(
-    "sec. 3.2, Definition", "Controller-compatible transport: given the path, the step is affine in the state", at_most=1e-12
-)
+@check("sec. 3.2, Definition", "Controller-compatible transport: for a given path the step is affine", at_most=1e-12)
 def controller_compatible_transport() -> Pairs:
     """F(X + Y) against F(X) + F(Y) - F(0), nine tokens"""
     generator = torch.Generator().manual_seed(0)
@@ -230,13 +227,10 @@ def collapse_of_split_products() -> float:
 def collapse_to_banks() -> Pairs:
     """two banks side by side against H Q"""
     generators, basis, coefficients = _reducible()
-    right = _dense_actions(generators, coefficients)
-    blocks = np.linalg.solve(basis, right @ basis)
-    rng = np.random.default_rng(12)
-    length = len(right)
+    right, rng = _dense_actions(generators, coefficients), np.random.default_rng(12)
+    blocks, length = np.linalg.solve(basis, right @ basis), len(right)
     left, write, value = rng.uniform(0.4, 1, (length, NUM)), rng.normal(size=(length, NUM)), rng.normal(size=(length, 4))
-    whole = np.zeros((NUM, 4))
-    banks = [np.zeros((NUM, 2)), np.zeros((NUM, 2))]
+    whole, banks = np.zeros((NUM, 4)), [np.zeros((NUM, 2)), np.zeros((NUM, 2))]
     for t in range(length):
         whole = left[t][:, None] * whole @ right[t] + np.outer(write[t], value[t])
         fed = basis.T @ value[t]

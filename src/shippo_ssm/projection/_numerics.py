@@ -117,18 +117,16 @@ def as_real(op: str, name: str, value: Any, expected: str) -> Array:
     """`value` as a float64 array; ValueError for text, complex numbers and ragged lists."""
     try:
         array = np.asarray(value)
-        if array.dtype.kind not in "biuf":
-            raise ValueError(array.dtype)
-        return array.astype(float, copy=False)
+        return array.astype(float, casting="same_kind", copy=False)
     except (TypeError, ValueError):
         raise ValueError(f"{op}: `{name}` is {value!r:.60}; expected {expected}") from None
 
 
 def as_time(name: str, value: Any) -> float:
     """A single finite time > 0, or ValueError."""
-    number = as_real("projection", name, value, "one number; pass a float")
+    number = as_real("projection", name, value, "one number")
     if number.size != 1:
-        raise ValueError(f"projection: `{name}` is {value!r:.60}; expected one number; pass a float")
+        raise ValueError(f"projection: `{name}` is {value!r:.60}; expected one number")
     time = float(number.reshape(()))
     if not (math.isfinite(time) and time > 0):
         raise ValueError(f"projection: `{name}` is {time}; expected a time > 0; the history lives on [0, {name}]")

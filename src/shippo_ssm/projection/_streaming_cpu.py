@@ -19,9 +19,8 @@ class StreamOperands(NamedTuple):
     state: Array  # [B, d, N], transposed: the N axis is the SIMD axis
     last: Array  # [B, d], the previous sample; NaN where there is none
     sample: Array  # [B, T, d], NaN where a sensor is missing
-    turn: (
-        Array  # [B, T, 3] rotation vectors, or factors [B, T, q + 1, w, w] from each node and from the start (last) to the end
-    )
+    # [B, T, 3] rotation vectors, or factors [B, T, q + 1, w, w] from each node, and from the start (last), to the end
+    turn: Array
     operator: Array  # [K, N + q, N]: rows of E^T, then g
     node: Array  # [q + 1], in [0, 1]; the last one is 0, the start of the step
     scratch: Array  # [B, w w + d (N + q)]

@@ -4,14 +4,15 @@ A memory holds C(t) [N, d], the coefficients that minimise
 
     J_t(C) = int || f(tau) - P(t, tau)^{-T} C^T Phi_t(tau) ||^2_{M_P(t, tau)} dmu_t(tau),      M_P = P P^T.
 
-`project` solves it by quadrature over the whole history: G(t) C = int Phi f^T P dmu. `evolve` computes the same C online, from
-the Sylvester dynamics C' = A_L C + B_L f^T + C A_R. Without a transport P = I, which is HiPPO.
+`project` integrates over the whole history: C = int Phi f^T P dmu, since the basis is orthonormal. `evolve` computes the same C
+online, from the Sylvester dynamics C' = A_L C + B_L f^T + C A_R. Without a transport P = I, which is HiPPO.
 """
 
 from __future__ import annotations
 
 import math
 from collections import deque
+from itertools import chain
 from typing import Any, Literal, get_args
 
 import numpy as np
@@ -44,15 +45,18 @@ class ProjectionMemory:
     def __init__(self, measure: Measure, transport: Transport | None = None) -> None:
         if not isinstance(measure, Measure):
             raise ValueError(f"ProjectionMemory: `measure` is a {type(measure).__name__}; expected a measure such as LegS(32)")
-        if transport is not None and not isinstance(transport, Transport):
+        if not isinstance(transport, Transport | None):
             raise ValueError(
                 f"ProjectionMemory: `transport` is a {type(transport).__name__}; expected a Transport; wrap the generator"
             )
-        self.measure = measure
-        self.transport = transport
+        self.measure, self.transport = measure, transport
+
+    @property
+    def _width(self) -> int | None:
+        return None if self.transport is None else self.transport.width
 
     def _signal(self, f: Any, times: Any = None) -> Signal:
-        return as_signal(f, times, None if self.transport is None else self.transport.width)
+        return as_signal(f, times, self._width)
 
     def _carry(self, values: Array, tau: Array, t: Any) -> Array:
         return values if self.transport is None else self.transport.carry(values, tau, t)
@@ -60,23 +64,17 @@ class ProjectionMemory:
     def _breaks(self, signal: Signal) -> Array:
         return signal.breaks if self.transport is None else np.concatenate([signal.breaks, self.transport.breaks])
 
-    def moments(self, f: Any, t: float, *, times: Any = None, rtol: float = 1e-12) -> Array:
-        """b(t) = int Phi_t(tau) f(tau)^T P(t, tau) dmu_t(tau) [N, d], by adaptive quadrature to the relative error `rtol`.
+    def project(self, f: Any, t: float, *, times: Any = None, rtol: float = 1e-12) -> Array:
+        """The minimiser C(t) = int Phi_t f^T P(t, .) dmu_t [N, d] of J_t, by adaptive quadrature to the relative error `rtol`.
 
         `f` is a callable time -> [d], `Samples`, or an array [K, d] with its `times` [K].
         """
-        t = as_time("t", t)
-        signal = self._signal(f, times)
+        t, signal = as_time("t", t), self._signal(f, times)
 
         def integrand(tau: Array, w: Array) -> Array:
             return self.measure._psi(t, tau).T @ (w[:, None] * self._carry(signal(tau), tau, t))
 
         return self.measure._integrate(integrand, t, breaks=self._breaks(signal), rtol=rtol)
-
-    def project(self, f: Any, t: float, *, times: Any = None, rtol: float = 1e-12) -> Array:
-        """The minimiser C(t) of J_t: G(t) C = int Phi f^T P dmu. Arguments as in `moments`; returns [N, d]."""
-        moments = self.moments(f, t, times=times, rtol=rtol)
-        return moments if self.measure.orthonormal else np.linalg.solve(self.measure.gram(t), moments)
 
     def reconstruct(self, C: Array, t: float, tau: Any) -> Array:
         """P(t, tau)^{-T} C^T Phi_t(tau) [len(tau), d] for tau in [0, t]; 0 where the measure remembers nothing."""
@@ -88,10 +86,8 @@ class ProjectionMemory:
 
     def objective(self, f: Any, C: Array, t: float, *, times: Any = None, rtol: float = 1e-10) -> float:
         """J_t(C): the squared error in the transported metric M_P = P P^T, over the whole support of the measure."""
-        t = as_time("t", t)
-        C = self._state(C)
-        signal = self._signal(f, times)
-        measure = self.measure
+        t, C = as_time("t", t), self._state(C)
+        signal, measure = self._signal(f, times), self.measure
 
         def integrand(tau: Array, w: Array) -> Array:
             phi, psi = measure._phi(t, tau), measure._psi(t, tau)
@@ -115,42 +111,36 @@ class ProjectionMemory:
         return math.sqrt(max(0.0, self.objective(f, C, t, times=times, rtol=rtol)))
 
     def _state(self, C: Any) -> Array:
-        width = None if self.transport is None else self.transport.width
         state = as_real("ProjectionMemory", "C", C, "a coefficient matrix")
-        if state.ndim != 2 or state.shape[0] != self.measure.N or width not in (None, state.shape[1]):
-            expected = f"[{self.measure.N}, {'d' if width is None else width}]"
+        if state.ndim != 2 or state.shape[0] != self.measure.N or self._width not in (None, state.shape[1]):
+            expected = f"[{self.measure.N}, {self._width or 'd'}]"
             raise ValueError(f"ProjectionMemory: `C` has shape {state.shape}; expected a coefficient matrix {expected}")
         return state
 
     def evolve(self, f: Any, times: Any, *, method: Method = "exact", keep: Keep = "all", initial_state: Any = None) -> Array:
         """C at each time, by the Sylvester dynamics C' = A_L C + B_L f^T + C A_R from C(times[0]) on.
 
-        Methods, with the order of their global error for smooth f and A_R (`ORDERS`): "exact" (6), exact left and right flows
-        and Gauss points for the source; "bilinear" (2), the Cayley form of both generators at the middle of the step; "zoh"
-        (1), f and A_R held at their values at the start of the step. Samples are joined by straight lines ("zoh": held).
-
         Args:
-            f: callable time -> [d], `Samples`, or an array [T, d] of values at `times`.
+            f: callable time -> [d], `Samples`, or an array [T, d] of values at `times`; samples are joined by straight lines.
             times: [T], > 0 and strictly increasing.
-            method: the discretisation.
+            method: "exact", exact flows and Gauss points for the source; "bilinear", the Cayley form of both generators at the
+                middle of the step; "zoh", f and A_R held from the start of the step. `ORDERS` has the order of their errors.
             keep: "all" returns every state; "last" the last one, with working memory independent of T.
             initial_state: C(times[0]) [N, d]; default the projection, with samples constant before the first one.
 
         Returns:
             [T, N, d], or [N, d] with keep="last".
         """
-        if method not in get_args(Method):
-            raise ValueError(f"ProjectionMemory: `method` is {method!r}; expected one of {get_args(Method)}")
-        if keep not in get_args(Keep):
-            raise ValueError(f"ProjectionMemory: `keep` is {keep!r}; expected one of {get_args(Keep)}")
+        for name, came, known in (("method", method, get_args(Method)), ("keep", keep, get_args(Keep))):
+            if came not in known:
+                raise ValueError(f"ProjectionMemory: `{name}` is {came!r}; expected one of {known}")
         times = as_times("times", times)
         signal = self._signal(f, None if callable(f) else times)
         state = self.project(signal, times[0]) if initial_state is None else self._state(initial_state)
         following = states(self.measure, self.transport, signal, times, method, state, skip=keep == "last")
         if keep == "last":
-            return next(iter(deque(following, maxlen=1)), state)
+            return deque(chain([state], following), maxlen=1)[0]
         history = np.empty((len(times), *state.shape))
-        history[0] = state
-        for index, state in enumerate(following, start=1):
-            history[index] = state
+        for index, found in enumerate(chain([state], following)):
+            history[index] = found
         return history

@@ -24,13 +24,10 @@ class Samples:
     values: Array
 
     def __post_init__(self) -> None:
-        times = np.asarray(self.times, dtype=float)
-        values = np.asarray(self.values, dtype=float)
+        times, values = np.asarray(self.times, dtype=float), np.asarray(self.values, dtype=float)
         values = values[:, None] if values.ndim == 1 else values
         if times.ndim != 1 or values.ndim != 2 or len(times) != len(values) or len(times) == 0:
-            raise ValueError(
-                f"Samples: `values` has shape {values.shape} for times {times.shape}; expected [K, d], one row per time"
-            )
+            raise ValueError(f"Samples: `values` is {values.shape} for times {times.shape}; expected [K, d], one row per time")
         if not np.all(np.isfinite(times)) or np.any(np.diff(times) <= 0):
             raise ValueError("Samples: `times` is not in order; expected finite times, strictly increasing; sort them")
         object.__setattr__(self, "times", times)
@@ -53,16 +50,12 @@ class Samples:
 
 @dataclass(frozen=True)
 class Function:
-    """A callable time -> [d] (or a number, for one channel), called once per time."""
+    """A callable time -> [d] (or a number, for one channel), called once per time, of `width` channels; `None` is any."""
 
     call: Callable[[float], Any]
     width: int | None = None
-    """Number of channels it must have; `None` accepts any."""
-
-    @property
-    def breaks(self) -> Array:
-        """A callable is treated as smooth."""
-        return np.empty(0)
+    # A callable is treated as smooth.
+    breaks = np.empty(0)
 
     def __call__(self, times: Array) -> Array:
         """Values [M, d] at times [M]."""
@@ -82,14 +75,11 @@ def _check_width(got: int, expected: int | None) -> None:
 
 
 def as_signal(f: Any, times: Any = None, width: int | None = None) -> Signal:
-    """A signal from `Samples`, from an array [K, d] with its `times` [K], or from a callable time -> [d].
-
-    `width` is the number of channels it must have; `None` accepts any.
-    """
+    """A signal of `width` channels from `Samples`, an array [K, d] with its `times` [K], or a callable time -> [d]."""
     if callable(f) and not isinstance(f, Samples):
         return Function(f.call if isinstance(f, Function) else f, width)
     if not isinstance(f, Samples) and times is None:
-        raise ValueError("signal: `f` is an array without times; expected sample times too; pass times=[K] or a callable f")
+        raise ValueError("signal: `f` is an array without times; pass times=[K] or a callable f")
     signal = f if isinstance(f, Samples) else Samples(times, f)
     _check_width(signal.values.shape[1], width)
     return signal

@@ -7,16 +7,15 @@ Left and right actions commute as maps of C, so one step from t_0 to t_1 is exac
 with E the left flow of the measure and P the right flow of the transport. "exact" integrates the source by Gauss points; "zoh"
 does the same with f and A_R held over the step; "bilinear" replaces both exponentials by their Cayley form.
 
-The time axis is cut into chunks of K strides of S steps, grid [K, S + 1]. Flows [K, N, N], right factors [K, d, d] and sources
-[K, N, d] of a chunk are batched products; the states follow by one small product per stride. S is 1 if every state is needed;
-if the measure closes exactly, a source inside a long stride has the closed form psi(t_1, tau) at its end, and S is large.
+The time axis is cut into chunks of K strides of S steps, grid [K, S + 1]. Flows, right factors and sources of a chunk are
+batched products; the states follow by one small product per stride. S is 1 if every state is needed; if the measure closes
+exactly, a source inside a long stride has the closed form psi(t_1, tau) at its end, and S is large.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
 from typing import Literal
 
 import numpy as np
@@ -28,6 +27,7 @@ from shippo_ssm.projection.signals import Samples, Signal
 from shippo_ssm.projection.transport import Transport
 
 Method = Literal["exact", "bilinear", "zoh"]
+Sampled = Callable[[Array], Array]
 
 ORDERS: dict[Method, int] = {"exact": 6, "bilinear": 2, "zoh": 1}
 """Order in the step size at which `evolve` of a smooth callable signal converges to `project`, per discretisation."""
@@ -38,22 +38,10 @@ _CHUNK_NUMBERS = 2**22
 _STRIDE = 64
 
 
-@dataclass(frozen=True)
-class _Held:
-    """A signal held at its value at the start of each step: times [K], values [K, d]."""
-
-    breaks: Array
-    values: Array
-
-    def __call__(self, times: Array) -> Array:
-        return self.values[np.maximum(np.searchsorted(self.breaks, times, side="right") - 1, 0)]
-
-
 def _grids(times: Array, stride: int, num: int) -> Iterator[Array]:
     """Cut times [T] into grids [K, S + 1] of K strides, single steps last; a step of N = `num` functions needs N^2 numbers."""
     chunk = max(1, min(_CHUNK, _CHUNK_NUMBERS // num**2))
-    last = len(times) - 1
-    position = 0
+    last, position = len(times) - 1, 0
     while position < last:
         size = stride if last - position >= stride else 1
         count = min(max(1, chunk // size), (last - position) // size)
@@ -61,7 +49,7 @@ def _grids(times: Array, stride: int, num: int) -> Iterator[Array]:
         position += size * count
 
 
-def _sources(measure: Measure, transport: Transport | None, signal: Signal | _Held, grid: Array, extra: int) -> Array:
+def _sources(measure: Measure, transport: Transport | None, signal: Sampled, grid: Array, extra: int) -> Array:
     """int E(t_1, tau) B_L(tau) f(tau)^T P(t_1, tau) dtau over each stride of grid [K, S + 1]: [K, N, d].
 
     Three Gauss points per step give order 6; a step that is coarse for the basis takes more, plus `extra`.
@@ -82,7 +70,7 @@ def _sources(measure: Measure, transport: Transport | None, signal: Signal | _He
 
 
 def _exponential(
-    measure: Measure, transport: Transport | None, signal: Signal | _Held, grid: Array, state: Array, extra: int
+    measure: Measure, transport: Transport | None, signal: Sampled, grid: Array, state: Array, extra: int
 ) -> Iterator[Array]:
     source = _sources(measure, transport, signal, grid, extra)
     flow = measure.flow(grid[:, -1], grid[:, 0])
@@ -92,11 +80,12 @@ def _exponential(
         yield state
 
 
-def _hold(transport: Transport | None, starts: Array) -> Transport | None:
-    """The transport with A_R held at its value at the start of each step."""
-    if transport is None or transport.is_constant:
-        return transport
-    return Transport(np.stack([transport.generator(time) for time in starts]), transport.width, times=starts)
+def _held(transport: Transport | None, signal: Signal, starts: Array) -> tuple[Transport | None, Sampled]:
+    """A_R and the signal, held at their values at the start of each step."""
+    values = signal(starts)
+    if transport is not None and not transport.is_constant:
+        transport = Transport(np.stack([transport.generator(time) for time in starts]), transport.width, times=starts)
+    return transport, lambda times: values[np.maximum(np.searchsorted(starts, times, side="right") - 1, 0)]
 
 
 def _bilinear(measure: Measure, transport: Transport | None, signal: Signal, grid: Array, state: Array) -> Iterator[Array]:
@@ -118,41 +107,30 @@ def _bilinear(measure: Measure, transport: Transport | None, signal: Signal, gri
     for index, (h, time) in enumerate(zip(step, middle)):
         # (I + X) = 2 I - (I - X): one solve serves both terms.
         moved = state if right is None else state @ right[index]
-        load = 2 * moved + np.outer(h * measure.source(time), values[index])
-        implicit = np.eye(measure.N) - h / 2 * measure.left(time)
+        load = 2 * moved + np.outer(h * measure.B(time), values[index])
+        implicit = np.eye(measure.N) - h / 2 * measure.A(time)
         if measure.stationary:
             # Steps of a uniform grid differ by rounding: compare twelve digits.
             key = float(f"{h:.11e}")
             if key not in solvers:
                 solvers[key] = np.linalg.inv(implicit)
             solved = solvers[key] @ load
-        elif measure.triangular:
-            solved, _ = substitute(implicit, load, lower=1)
         else:
-            solved = np.linalg.solve(implicit, load)
+            solved, _ = substitute(implicit, load, lower=1)
         state = solved - moved
         yield state
 
 
 def states(
-    measure: Measure,
-    transport: Transport | None,
-    signal: Signal,
-    times: Array,
-    method: Method,
-    state: Array,
-    *,
-    skip: bool,
+    measure: Measure, transport: Transport | None, signal: Signal, times: Array, method: Method, state: Array, *, skip: bool
 ) -> Iterator[Array]:
     """States C(t) [N, d] after times[0], ending with times[-1]; with `skip`, intermediate ones may be left out."""
-    stride = _STRIDE if skip and method != "bilinear" and measure.closes and measure.orthonormal else 1
+    stride = _STRIDE if skip and method != "bilinear" and measure.closes else 1
     for grid in _grids(times, stride, measure.N):
         if method == "bilinear":
             following = _bilinear(measure, transport, signal, grid, state)
         elif method == "zoh":
-            starts = grid[:, :-1].ravel()
-            held = _Held(starts, signal(starts))
-            following = _exponential(measure, _hold(transport, starts), held, grid, state, extra=2)
+            following = _exponential(measure, *_held(transport, signal, grid[:, :-1].ravel()), grid, state, extra=2)
         else:
             # Straight lines between samples are integrated to rounding.
             extra = 3 if isinstance(signal, Samples) else 0

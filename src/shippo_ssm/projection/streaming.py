@@ -4,8 +4,8 @@ Between two samples the signal is the straight line through both and A_R is cons
 
     C(t_1) = E C(t_0) P(t_1, t_0) + sum_i g_i f(tau_i)^T P(t_1, tau_i),      g_i = w_i E(t_1, tau_i) B_L(tau_i),
 
-with Gauss nodes tau_i and weights w_i: the numbers of `ProjectionMemory.evolve`. E and g_i depend on the step alone. They are
-cached by the value of dt for a stationary measure, and computed for a block of steps at a time for LegS.
+with Gauss nodes tau_i and weights w_i: the numbers of `ProjectionMemory.evolve`. E and g_i depend on the step alone: cached by
+dt for a stationary measure, computed for a block of steps at a time for LegS.
 """
 
 from __future__ import annotations
@@ -119,10 +119,7 @@ def step_logarithm(turn: Array) -> Array:
         return Rotation.from_matrix(flat).as_rotvec().reshape(*turn.shape[:-2], 3)
     found: Any = np.array([logm(matrix) for matrix in flat])
     if not np.isfinite(found).all() or np.abs(found.imag).max() > 1e-9:
-        raise ValueError(
-            "StreamingMemory: `turn` has a step matrix without a real logarithm; expected a motion that starts at the "
-            'identity; pass generators with transport="generator"'
-        )
+        raise ValueError('StreamingMemory: `turn` is without a real logarithm; pass generators with transport="generator"')
     return found.real.reshape(turn.shape)
 
 
@@ -130,10 +127,7 @@ def _numbers(name: str, value: Any, expected: str) -> Array:
     """A NumPy array or a torch tensor as float64."""
     if hasattr(value, "detach"):
         if value.requires_grad:
-            raise ValueError(
-                f"StreamingMemory: `{name}` requires a gradient; expected plain numbers; "
-                "use shippo_ssm.layers.StreamingLayer to train, or detach()"
-            )
+            raise ValueError(f"StreamingMemory: `{name}` requires a gradient; use layers.StreamingLayer, or detach()")
         value = value.cpu().double().numpy()
     return as_real("StreamingMemory", name, value, expected)
 
@@ -162,16 +156,10 @@ class StreamingMemory:
     """
 
     def __init__(
-        self,
-        measure: Measure,
-        channels: int,
-        rate: float | None = None,
-        transport: Transport | Any = None,
-        *,
-        batch_size: int | None = None,
+        self, measure: Measure, channels: int, rate: float | None = None, transport: Any = None, batch_size: int | None = None
     ) -> None:
         op = "StreamingMemory"
-        if not isinstance(measure, Measure) or not measure.orthonormal:
+        if not isinstance(measure, Measure):
             raise ValueError(f"{op}: `measure` is {measure!r:.60}; expected LegS, LegT, LagT or Fourier, such as LegT(16, 2.0)")
         expect_size(op, "channels", channels, "a positive number of channels")
         if rate is not None:
@@ -179,16 +167,15 @@ class StreamingMemory:
         if batch_size is not None:
             expect_size(op, "batch_size", batch_size, "a positive number of streams")
         self.measure, self.channels, self.rate = measure, int(channels), rate
-        self._transport = None
         self._turn_is_generator = isinstance(transport, str)
-        if isinstance(transport, str):
-            if transport != "generator":
-                raise ValueError(f'{op}: `transport` is {transport!r}; expected None, "generator", a Transport or a matrix A_R')
-        elif transport is not None:
-            known = transport if isinstance(transport, Transport) else Transport(transport, len(np.atleast_1d(transport)))
-            self._transport = known
-            self._check_width(known.width)
-        self._rows, self._batched = batch_size or 1, batch_size is not None
+        if isinstance(transport, str) and transport != "generator":
+            raise ValueError(f'{op}: `transport` is {transport!r}; expected None, "generator", a Transport or a matrix A_R')
+        known = None if isinstance(transport, str) else transport
+        if known is not None and not isinstance(known, Transport):
+            known = Transport(known, len(np.atleast_1d(known)))
+        self._transport: Transport | None = known
+        self._check_width(1 if known is None else known.width)
+        self._rows, self._batch = batch_size or 1, () if batch_size is None else (batch_size,)
         self._cache: dict[tuple[float, ...], Array] = {}
         self._as_torch = False
         self.reset()
@@ -200,7 +187,7 @@ class StreamingMemory:
         if self.channels % width:
             raise ValueError(
                 f"StreamingMemory: `channels` is {self.channels} in a frame of {width} axes; expected a multiple of {width}; "
-                "remember the channels that do not turn in a memory of their own"
+                "use another memory for channels that do not turn"
             )
 
     def reset(self) -> None:
@@ -211,7 +198,7 @@ class StreamingMemory:
         self._state = np.zeros((self._rows, self.channels, self.measure.N))
 
     def _out(self, array: Array) -> Any:
-        array = array if self._batched else array[0]
+        array = array if self._batch else array[0]
         if not self._as_torch:
             return array
         import torch
@@ -226,7 +213,7 @@ class StreamingMemory:
     @property
     def time(self) -> Any:
         """Time since the start, a number, or [B]."""
-        return self._time.copy() if self._batched else float(self._time[0])
+        return self._time.copy() if self._batch else float(self._time[0])
 
     @property
     def last(self) -> Any:
@@ -235,12 +222,10 @@ class StreamingMemory:
 
     def load(self, state: Any, time: Any = 0.0, last: Any = None) -> None:
         """Continue from coefficients `state` [N, d] (or [B, N, d]) at `time`, after the sample `last` [d] (or [B, d])."""
-        batch = (self._rows,) if self._batched else ()
-        last = np.full((*batch, self.channels), np.nan) if last is None else last
-        coefficients, times, sample = (
-            _numbers(*entry) for entry in (("state", state, "C"), ("time", time, "t"), ("last", last, "f"))
-        )
+        batch = self._batch
+        coefficients, times = _numbers("state", state, "C"), _numbers("time", time, "t")
         times = np.broadcast_to(times, batch) if times.ndim == 0 else times
+        sample = np.full((*batch, self.channels), np.nan) if last is None else _numbers("last", last, "f")
         shapes = (*batch, self.measure.N, self.channels), batch, (*batch, self.channels)
         for name, array, shape in zip(("state", "time", "last"), (coefficients, times, sample), shapes):
             if array.shape != shape:
@@ -248,9 +233,7 @@ class StreamingMemory:
         if not (np.isfinite(times).all() and (times >= 0).all()):
             raise ValueError(f"StreamingMemory: `time` is {times}; expected finite times >= 0")
         if not np.isfinite(coefficients).all() or np.isinf(sample).any():
-            raise ValueError(
-                "StreamingMemory: `state` or `last` is not finite; expected numbers, NaN in `last` where a sample was missing"
-            )
+            raise ValueError("StreamingMemory: `state` or `last` is not finite; NaN marks a missing sample in `last`")
         self._state = np.swapaxes(coefficients, -1, -2).reshape(self._rows, self.channels, -1).copy()
         self._time, self._last = times.reshape(-1).copy(), sample.reshape(self._rows, -1).copy()
 
@@ -279,23 +262,20 @@ class StreamingMemory:
         Returns:
             `None`, or the states [T, N, d] ([N, d] for one sample), with a leading [B] in a batch.
         """
-        if sample is None:
-            sample = np.full((self._rows, self.channels)[not self._batched :], np.nan)
+        batch = self._batch
         self._as_torch = hasattr(sample, "detach")
-        values = _numbers("sample", sample, "numbers, NaN where one is missing")
-        lead, batch = values.shape[:-1], (self._rows,) if self._batched else ()
+        missing = np.full((*batch, self.channels), np.nan)
+        values = missing if sample is None else _numbers("sample", sample, "numbers, NaN where one is missing")
+        lead = values.shape[:-1]
         if len(lead) - len(batch) not in (0, 1) or lead[: len(batch)] != batch or values.shape[-1] != self.channels:
             one, block = (*batch, self.channels), (*batch, "T", self.channels)
             raise ValueError(f"StreamingMemory: `sample` has shape {values.shape}; expected {one} or a block {block}")
         if np.isinf(values).any():
             raise ValueError("StreamingMemory: `sample` is infinite; expected finite numbers, NaN where a sample is missing")
-        self._uses_rate = dt is None
         steps = self._steps(dt, lead)
         turns = self._turns(turn, steps)
-        values = values.reshape(self._rows, -1, self.channels)
-        length = values.shape[1]
-        steps = steps.reshape(self._rows, length)
-        turns = None if turns is None else turns.reshape(self._rows, length, *turns.shape[len(lead) :])
+        values, steps = values.reshape(self._rows, -1, self.channels), steps.reshape(self._rows, -1)
+        turns = None if turns is None else turns.reshape(*steps.shape, *turns.shape[len(lead) :])
         times = self._times(steps)
         cut = cut_long_steps(self.measure, times, steps)
         if cut is not None:
@@ -305,12 +285,14 @@ class StreamingMemory:
         for part in pieces(times, _BLOCK):
             found = None if states is None else np.empty_like(states[:, part])
             grid = times[:, part.start : part.stop + 1]
-            self._advance(values[:, part], grid, steps[:, part], None if turns is None else turns[:, part], found)
+            self._advance(values[:, part], grid, steps[:, part], None if turns is None else turns[:, part], found, dt is None)
             if states is not None:
                 states[:, part] = found
-        if states is not None and cut is not None:
-            states = states[:, np.searchsorted(cut[0], np.arange(length), side="right") - 1]
-        return None if states is None else self._out(np.swapaxes(states if len(lead) > len(batch) else states[:, 0], -1, -2))
+        if states is None:
+            return None
+        if cut is not None:
+            states = states[:, np.searchsorted(cut[0], np.arange(cut[0][-1] + 1), side="right") - 1]
+        return self._out(np.swapaxes(states if len(lead) > len(batch) else states[:, 0], -1, -2))
 
     def _times(self, steps: Array) -> Array:
         """The times [B, T + 1] between which steps [B, T] lie."""
@@ -320,9 +302,7 @@ class StreamingMemory:
         """How many channels turn together."""
         return turns.shape[-1] if turns is not None else 1 if self._transport is None else self._transport.width
 
-    def _cut(
-        self, values: Array, steps: Array, turns: Array | None, which: Array, begin: Array, end: Array
-    ) -> tuple[Array, Array, Array | None]:
+    def _cut(self, values: Array, steps: Array, turns: Array | None, which: Array, begin: Array, end: Array) -> Any:
         """Samples, steps and turns at the end of each part of the steps; see `cut_long_steps`."""
         before = np.concatenate([self._last[:, None], values[:, :-1]], axis=1)
         sensors = before.reshape(*before.shape[:2], -1, self._width(turns))
@@ -345,9 +325,7 @@ class StreamingMemory:
         if steps.shape != lead and steps.ndim and steps.shape != lead[1:]:
             raise ValueError(f"StreamingMemory: `dt` has shape {steps.shape}; expected a number or {lead}, one per sample")
         if not (steps >= 0).all() or np.isinf(steps).any():
-            raise ValueError(
-                "StreamingMemory: `dt` is negative or not finite; expected times >= 0: time goes forward; sort the samples"
-            )
+            raise ValueError("StreamingMemory: `dt` is negative or not finite; expected times >= 0; sort the samples")
         return np.broadcast_to(steps, lead)
 
     def _turns(self, turn: Any, steps: Array) -> Array | None:
@@ -360,10 +338,8 @@ class StreamingMemory:
         turns = _numbers("turn", turn, "rotation vectors or matrices, one per sample")
         square = turns.ndim == len(lead) + 2 and turns.shape[-1] == turns.shape[-2]
         if turns.shape[: len(lead)] != lead or not (square or (turns.shape == (*lead, 3) and not self._turn_is_generator)):
-            raise ValueError(
-                f"StreamingMemory: `turn` has shape {turns.shape}; expected rotation vectors {(*lead, 3)} or matrices "
-                "[.., w, w], one per sample; generators are matrices"
-            )
+            kinds = f"rotation vectors {(*lead, 3)} or matrices [.., w, w]"
+            raise ValueError(f"StreamingMemory: `turn` has shape {turns.shape}; expected {kinds}; generators are matrices")
         if not np.isfinite(turns).all():
             raise ValueError("StreamingMemory: `turn` is not finite; expected numbers; a missing turn is no motion, zeros")
         self._check_width(turns.shape[-1])
@@ -371,46 +347,43 @@ class StreamingMemory:
             return turns * steps[..., None, None]
         return step_logarithm(turns) if square else turns
 
-    def _advance(self, values: Array, times: Array, steps: Array, turns: Array | None, states: Array | None) -> None:
+    def _advance(
+        self, values: Array, times: Array, steps: Array, turns: Array | None, states: Array | None, at_rate: bool
+    ) -> None:
         """One block: values [B, T, d], times [B, T + 1], steps [B, T]; fills `states` [B, T, d, N]."""
         # Loads on first use: the package needs neither torch nor a compiler.
         from shippo_ssm.engine.run import launch
 
-        operators, index = self._operators(times, steps)
+        operators, index = self._operators(times, steps, at_rate)
         nodes = _nodes(operators.shape[1] - self.measure.N)
-        turning, factors, width = "factors", turns, self._width(turns)
-        if turns is not None and turns.ndim == 3:
-            turning = "vector"
-        elif turns is not None:
-            factors = expm((1 - nodes)[:, None, None] * turns[:, :, None])
+        turning, factors, width = "none", nodes, self._width(turns)
+        if turns is not None:
+            turning = "vector" if turns.ndim == 3 else "factors"
+            factors = turns if turns.ndim == 3 else expm((1 - nodes)[:, None, None] * turns[:, :, None])
         elif self._transport is not None:
-            start, stop = times[:, :-1, None], times[:, 1:, None]
+            turning, start, stop = "factors", times[:, :-1, None], times[:, 1:, None]
             factors = self._transport.P(*np.broadcast_arrays(stop, start + (stop - start) * nodes))
-        else:
-            turning = "none"
         scratch = np.empty(len(values) * (width * width + self.channels * operators.shape[1]))
         # Samples of several streams of one channel are strided, and `reshape` keeps that.
-        values = np.ascontiguousarray(values)
-        arrays = (self._state, self._last, values, nodes if factors is None else factors, operators, nodes, scratch, states)
+        arrays = (self._state, self._last, np.ascontiguousarray(values), factors, operators, nodes, scratch, states)
         flat = [None if array is None else array.reshape(-1) for array in arrays]
         sizes = steps.shape[1], self.measure.N, self.channels, len(nodes) - 1
         operands = StreamOperands._make([*flat, index, *sizes])
         launch(streaming_update, len(values), operands, turning=turning, width=width)
         self._time = times[:, -1].copy()
 
-    def _operators(self, times: Array, steps: Array) -> tuple[Array, Array]:
+    def _operators(self, times: Array, steps: Array, at_rate: bool) -> tuple[Array, Array]:
         """`block_operators`, from the cache where all steps are one, or where the next ones are known."""
         first, rows, stationary = float(steps[0, 0]), steps.size, self.measure.stationary
         alike = rows == 1 or (stationary and np.abs(steps - first).max() <= _ROUNDING * first)
-        new = not (self.measure.closes or times[:, 0].all()) and begins(self.measure, times).any()
-        if new or not alike:
+        if not alike or (not (self.measure.closes or times[:, 0].all()) and begins(self.measure, times).any()):
             return block_operators(self.measure, times, steps)
         key = (0.0 if stationary else float(times[0, 0]), first)
         if key not in self._cache:
             if len(self._cache) >= _MAX_CACHED:
                 self._cache.clear()
             # At a fixed rate the next steps of LegS are known: compute some of them together.
-            edges = np.cumsum([key[0], *[first] * (_AHEAD if self._uses_rate and not stationary else 1)])
+            edges = np.cumsum([key[0], *[first] * (_AHEAD if at_rate and not stationary else 1)])
             operators = step_operators(self.measure, edges[:-1], edges[1:])
             self._cache.update(((time, first), operator[None]) for time, operator in zip(edges.tolist(), operators))
         return self._cache[key], np.zeros(rows, dtype=np.int64)

@@ -1,12 +1,10 @@
 """Transport of the channel frame: d_t P(t, tau) = P(t, tau) A_R(t), P(tau, tau) = I.
 
-The generator path A_R is one matrix [d, d], pieces [K, d, d] with starting times [K], or a callable t -> [d, d]. The time axis
-is cut into segments [s_j, s_{j+1}] on which P is known in closed form or by an adaptive ODE solution, and
+The time axis is cut into segments [s_j, s_{j+1}] on which P is known in closed form or by an adaptive ODE solution, and
 
     P(t, tau) = P(s_{j+1}, tau) P(s_{j+2}, s_{j+1}) ... P(t, s_i)      for tau in segment j, t in segment i.
 
-The segments of a callable path are short compared to the size of A_R, so that every factor is well conditioned. Times may be
-arrays; matrices are [.., d, d].
+The segments of a callable path are short compared to the size of A_R, so that every factor is well conditioned.
 """
 
 from __future__ import annotations
@@ -34,18 +32,17 @@ _Dense = Callable[[Array], Array]
 class _Pieces:
     """Segments of a constant or piecewise-constant path, in closed form."""
 
-    def __init__(self, transport: Transport, knots: Array, generators: Array) -> None:
-        # The first piece reaches back to time 0.
-        self.knots = np.concatenate([[0.0], knots[1:]])
+    def __init__(self, knots: Array, generators: Array) -> None:
+        # The first piece reaches back to time 0, and the last one has no end.
+        self.knots = np.concatenate([[0.0], knots[1:], [math.inf]])
         self._generators = generators
-        self._inverse = np.stack([transport.inverse_generator(matrix) for matrix in generators])
 
     def reach(self, t: float) -> None:
         """Pieces are known for all times."""
 
-    def step(self, segment: Array, later: Array, earlier: Array, *, inverse: bool = False) -> Array:
+    def step(self, segment: Array, later: Array, earlier: Array, inverse: bool) -> Array:
         """P(later, earlier), or its inverse, for pairs [M] inside segments j [M]: [M, d, d]."""
-        generators, ages = self._inverse if inverse else self._generators, later - earlier
+        generators, ages = -self._generators if inverse else self._generators, later - earlier
         return expm_ages(generators[0], ages) if len(generators) == 1 else expm(ages[:, None, None] * generators[segment])
 
 
@@ -79,22 +76,20 @@ class _Flow:
         return length
 
     def _solve(self, start: float, stop: float) -> tuple[_Dense, _Dense]:
-        transport, width = self._transport, self._transport.width
+        generator, width = self._transport.generator, self._transport.width
 
         def forward(time: float, flat: Array) -> Array:
-            return (flat.reshape(width, width) @ transport.generator(time)).ravel()
+            return (flat.reshape(width, width) @ generator(time)).ravel()
 
         def backward(time: float, flat: Array) -> Array:
-            return (transport.inverse_generator(transport.generator(time)) @ flat.reshape(width, width)).ravel()
+            return (-generator(time) @ flat.reshape(width, width)).ravel()
 
         frame, inverse = (
             solve_ivp(rate, (start, stop), np.eye(width).ravel(), method="DOP853", rtol=_RTOL, atol=_ATOL, dense_output=True)
             for rate in (forward, backward)
         )
         if not (frame.success and inverse.success):
-            raise ValueError(
-                f"Transport: `generator` could not be integrated on [{start}, {stop}], {frame.message}; expected finite values"
-            )
+            raise ValueError(f"Transport: `generator` could not be integrated on [{start}, {stop}]; expected finite values")
         return frame.sol, inverse.sol
 
     def _evaluate(self, segment: Array, times: Array, part: int) -> Array:
@@ -104,11 +99,10 @@ class _Flow:
             rows = segment == index
             # Many pairs share one end, and the interpolant is expensive.
             distinct, which = np.unique(times[rows], return_inverse=True)
-            values = self._solutions[index][part](distinct).reshape(width, width, -1)
-            result[rows] = np.moveaxis(values, -1, 0)[which]
+            result[rows] = np.moveaxis(self._solutions[index][part](distinct).reshape(width, width, -1), -1, 0)[which]
         return result
 
-    def step(self, segment: Array, later: Array, earlier: Array, *, inverse: bool = False) -> Array:
+    def step(self, segment: Array, later: Array, earlier: Array, inverse: bool) -> Array:
         """P(later, earlier) = Y_j(earlier) W_j(later), or its inverse, for pairs [M] inside segments j [M]: [M, d, d]."""
         first, last = (later, earlier) if inverse else (earlier, later)
         return self._evaluate(segment, first, 1) @ self._evaluate(segment, last, 0)
@@ -128,48 +122,33 @@ class Transport:
         expect_size("Transport", "width", width, "a positive number of channels")
         if not isinstance(horizon, int | float) or not horizon > 0:
             raise ValueError(f"Transport: `horizon` is {horizon!r}; expected a time > 0")
-        self.width = int(width)
-        self.horizon = float(horizon)
-        self._call: Callable[[float], Any] | None = None
-        self._knots = np.array([0.0])
-        self._pieces = np.empty((0, width, width))
-        if callable(generator):
-            self._call = generator
-            if not np.all(np.isfinite(self.generator(0.0))):
-                raise ValueError("Transport: `generator` is not finite at t = 0; expected numbers")
-            return
-        matrices = as_real("Transport", "generator", generator, REAL)
+        self.width, self.horizon = int(width), float(horizon)
+        self._call: Callable[[float], Any] | None = generator if callable(generator) else None
+        matrices = self.generator(0.0) if callable(generator) else as_real("Transport", "generator", generator, REAL)
         if not np.all(np.isfinite(matrices)):
             raise ValueError("Transport: `generator` has an entry that is not finite; expected numbers")
-        if times is None:
-            self._pieces = self._checked(matrices)[None]
+        if times is None or callable(generator):
+            self._knots, self._pieces = np.array([0.0]), self._checked(matrices)[None]
             return
         knots = as_real("Transport", "times", times, "the times [K] where pieces begin")
         if knots.ndim != 1 or matrices.shape != (len(knots), width, width):
-            raise ValueError(
-                f"Transport: `generator` has shape {matrices.shape} for times {knots.shape}; expected [K, {width}, {width}] "
-                "for times [K]"
-            )
+            came = f"shape {matrices.shape} for times {knots.shape}"
+            raise ValueError(f"Transport: `generator` has {came}; expected [K, {width}, {width}] for times [K]")
         if len(knots) == 0 or not np.all(np.isfinite(knots)) or np.any(np.diff(knots) <= 0) or knots[0] < 0:
-            raise ValueError(
-                f"Transport: `times` is {knots.tolist()}; expected finite times >= 0, strictly increasing, where pieces begin"
-            )
-        self._pieces = matrices
-        self._knots = knots
+            raise ValueError(f"Transport: `times` is {knots.tolist()}; expected finite times >= 0, strictly increasing")
+        self._knots, self._pieces = knots, matrices
 
     def _checked(self, matrix: Any) -> Array:
         array = as_real("Transport", "generator", matrix, REAL)
         if array.shape != (self.width, self.width):
-            raise ValueError(
-                f"Transport: `generator` has shape {array.shape}; expected a matrix [{self.width}, {self.width}] at each time; "
-                "for pieces [K, d, d] pass times=[K] too"
-            )
+            expected = f"a matrix [{self.width}, {self.width}]; for pieces [K, d, d] pass times=[K] too"
+            raise ValueError(f"Transport: `generator` has shape {array.shape}; expected {expected}")
         return array
 
     @property
     def is_constant(self) -> bool:
         """Whether A_R is one matrix."""
-        return len(self._pieces) == 1
+        return self._call is None and len(self._pieces) == 1
 
     @property
     def breaks(self) -> Array:
@@ -182,24 +161,15 @@ class Transport:
             return self._checked(self._call(float(t)))
         return self._pieces[max(0, int(np.searchsorted(self._knots, t, side="right")) - 1)]
 
-    @staticmethod
-    def inverse_generator(generator: Array) -> Array:
-        """-A_R: the inverse moves by d_t P^{-1} = -A_R(t) P^{-1}, from the left."""
-        return -generator
-
     @cached_property
     def _segments(self) -> _Pieces | _Flow:
-        return _Pieces(self, self._knots, self._pieces) if self._call is None else _Flow(self)
+        return _Pieces(self._knots, self._pieces) if self._call is None else _Flow(self)
 
     def _pairs(self, t: Any, tau: Any) -> tuple[Array, Array, tuple[int, ...]]:
-        later, earlier = np.broadcast_arrays(
-            *(as_real("Transport", name, time, "times") for name, time in (("t", t), ("tau", tau)))
-        )
+        later, earlier = np.broadcast_arrays(as_real("Transport", "t", t, "times"), as_real("Transport", "tau", tau, "times"))
         slack = 1e-12 * max(1.0, float(np.abs(later).max(initial=0.0)))
         if not np.all((earlier >= -slack) & (earlier <= later + slack) & np.isfinite(later)):
-            raise ValueError(
-                "Transport: `tau` is outside [0, t]; expected an earlier time; P moves forward, `inverse` moves back"
-            )
+            raise ValueError("Transport: `tau` is outside [0, t]; expected an earlier time; `inverse` moves back")
         return later.ravel(), np.clip(earlier.ravel(), 0.0, None), later.shape
 
     def _frame(self, t: Any, tau: Any, inverse: bool) -> Array:
@@ -208,20 +178,19 @@ class Transport:
         segments = self._segments
         # A callable path needs a first segment even for time 0.
         segments.reach(max(float(later.max(initial=0.0)), min(1e-9, self.horizon)))
-        last = len(segments.knots) - (1 if isinstance(segments, _Pieces) else 2)
+        last = len(segments.knots) - 2
         start = np.clip(np.searchsorted(segments.knots, earlier, side="right") - 1, 0, last)
         # An end on a knot belongs to the segment before it.
         stop = np.maximum(np.clip(np.searchsorted(segments.knots, later, side="left") - 1, 0, last), start)
         crossing = start < stop
-        leave = np.where(crossing, segments.knots[np.minimum(start + 1, len(segments.knots) - 1)], later)
-        result = segments.step(start, leave, earlier, inverse=inverse)
+        result = segments.step(start, np.where(crossing, segments.knots[start + 1], later), earlier, inverse)
         # Pairs that cross knots: walk back from each distinct end through the whole segments between, once for all starts.
         for time in np.unique(later[crossing]):
             rows = np.flatnonzero(crossing & (later == time))
             end = stop[rows[:1]]
-            rest = segments.step(end, np.array([time]), segments.knots[end], inverse=inverse)[0]
+            rest = segments.step(end, np.array([time]), segments.knots[end], inverse)[0]
             between = np.arange(start[rows].min(), end[0])
-            whole = segments.step(between, segments.knots[between + 1], segments.knots[between], inverse=inverse)
+            whole = segments.step(between, segments.knots[between + 1], segments.knots[between], inverse)
             for index in range(len(between) - 1, -1, -1):
                 here = rows[start[rows] == between[index]]
                 result[here] = rest @ result[here] if inverse else result[here] @ rest

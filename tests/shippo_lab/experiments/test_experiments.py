@@ -7,8 +7,7 @@ import pytest
 from shippo_lab.experiments import all_experiments, groups, projection
 from shippo_lab.experiments.paired import experiment as paired
 from shippo_lab.experiments.paired.figure import main_evidence
-from shippo_lab.experiments.paper import paper_numbers, paper_tables
-from shippo_lab.harness.experiment import FinishedRow, Result, paper_row
+from shippo_lab.harness.experiment import FinishedRow, Result, paper_numbers, paper_row, paper_tables
 
 RIGHT = {"oracle", "learned-true", "learned-zero", "learned-random", "selective"}
 

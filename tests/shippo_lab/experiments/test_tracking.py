@@ -80,7 +80,7 @@ def test_languages_ask_at_every_token_in_training():
     for step in (0, 9):
         _, tokens = trainee.loss_at(step)
         assert seen.pop() == tokens <= 40
-    assert set(trainee.score()) == {"parity", "parity_40"}
+    assert set(trainee.scores["end"]()) == {"parity", "parity_40"}
 
 
 def test_languages_train_and_score():

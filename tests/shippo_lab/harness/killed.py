@@ -26,7 +26,7 @@ from shippo_lab.harness import store
 from shippo_lab.harness.experiment import Experiment, Result, RowResult, Session, TrainConfig
 from shippo_lab.harness.progress import Display
 from shippo_lab.harness.runner import run
-from shippo_lab.harness.training import fit
+from shippo_lab.harness.training import Trainee, fit
 from shippo_ssm.models import SequenceConfig, SequenceModel
 
 KILLS = 10
@@ -60,7 +60,7 @@ def train_model(config: TrainConfig, seeds: tuple[int, ...], session: Session) -
             return {"nmse": float(loss_at(-1)[0])}
 
     scores = {"one": error, "two": error}
-    fitted = fit(model, config, session, loss_at=loss_at, evaluate=error, scores=scores)
+    fitted = fit(config, session, Trainee(model, loss_at, scores, evaluate=error))
     return RowResult(metrics={"nmse": [fitted.scores["two"]["nmse"]]}, curves=fitted.curves, notes=fitted.notes)
 
 

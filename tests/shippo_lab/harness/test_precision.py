@@ -8,7 +8,7 @@ from torch import nn
 
 from shippo_lab.harness import training as precision
 from shippo_lab.harness.experiment import Session, TrainConfig
-from shippo_lab.harness.training import fit
+from shippo_lab.harness.training import Trainee, fit
 
 
 @pytest.mark.parametrize(
@@ -48,6 +48,6 @@ def test_a_run_keeps_the_precision_it_began_with(tmp_path, monkeypatch):
     for pays in (True, False):
         monkeypatch.setattr(precision, "bfloat16_pays", lambda pays=pays: pays)
         model = nn.Linear(1, 1)
-        fitted = fit(model, row, session, loss_at=loss_at, evaluate=dict, scores={}, precision="auto")
+        fitted = fit(row, session, Trainee(model, loss_at, {}, precision="auto"))
         assert fitted.notes["precision"] == "bfloat16"
     assert seen == [True, True]

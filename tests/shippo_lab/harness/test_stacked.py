@@ -48,7 +48,7 @@ def test_layout_splits_what_it_joins():
     parts = layout.split(layout.join(seeds))
     assert torch.equal(parts["a"][1], seeds[1]["a"])
     assert torch.equal(parts["b"][2], seeds[2]["b"])
-    with pytest.raises(ValueError, match="'b' must have shape"):
+    with pytest.raises(AssertionError):
         layout.join([{"a": torch.zeros(2, 3), "b": torch.zeros(5)}])
 
 

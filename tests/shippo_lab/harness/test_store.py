@@ -1,9 +1,14 @@
 """Files of a run: written whole or not at all, found in order, refused where they belong to another."""
 
+import os
+
 import pytest
 import torch
 
+from shippo_lab.experiments import get
 from shippo_lab.harness import store
+from shippo_lab.harness.progress import Display
+from shippo_lab.harness.runner import run
 
 
 def test_files_keep_tensors_and_meta(tmp_path):
@@ -18,6 +23,23 @@ def test_files_keep_tensors_and_meta(tmp_path):
     path.write_bytes(b"nothing of the kind")
     with pytest.raises(ValueError, match="not a checkpoint"):
         store.load_tensors(path)
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="no pipes in this file system")
+@pytest.mark.parametrize(
+    "name", ["manifest.json", "units/no-right-r1.s0-s1.json", "checkpoints/no-right-r1.s0-s1.safetensors", ".lock"]
+)
+def test_a_pipe_in_place_of_a_file_is_refused(tmp_path, name):
+    """A read of one would wait for ever."""
+    run(get("paired"), "smoke", out=tmp_path, jobs=1, only=("no-right-r1",), display=Display())
+    path = tmp_path / name
+    path.unlink(missing_ok=True)
+    if name.startswith("checkpoints"):
+        path.parent.mkdir()
+        next((tmp_path / "units").iterdir()).unlink()
+    os.mkfifo(path)
+    with pytest.raises(ValueError, match="not a regular file"):
+        run(get("paired"), "smoke", out=tmp_path, jobs=1, only=("no-right-r1",), resume=True, display=Display())
 
 
 def test_a_failed_write_leaves_the_old_file(tmp_path, monkeypatch):

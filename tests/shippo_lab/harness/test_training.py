@@ -6,7 +6,7 @@ from shippo_lab.harness.experiment import Column, Experiment, FinishedRow, RowRe
 from shippo_lab.harness.progress import Display
 from shippo_lab.harness.runner import run
 from shippo_lab.harness.tables import as_markdown, our_number
-from shippo_lab.harness.training import fit
+from shippo_lab.harness.training import Trainee, fit
 
 
 def train(config, seeds, session):
@@ -22,7 +22,7 @@ def train(config, seeds, session):
     def score():
         return {"weight": float(model.weight.detach())}
 
-    fitted = fit(model, config, session, loss_at=loss_at, evaluate=dict, scores={"end": score})
+    fitted = fit(config, session, Trainee(model, loss_at, {"end": score}))
     return RowResult(metrics={"weight": [fitted.scores["end"]["weight"]]}, curves=fitted.curves, notes=fitted.notes)
 
 

@@ -13,7 +13,7 @@ import pytest
 from rich.console import Console
 
 import shippo_ssm.scan
-from shippo_lab.theory import CHECKS, CheckResult, run_check, verify
+from shippo_lab.theory import CHECKS, CheckResult, registry, run_check, verify
 from shippo_lab.theory.registry import check
 from shippo_ssm.projection import LegS, ProjectionMemory, Transport
 
@@ -52,8 +52,8 @@ def test_order_of_the_right_factors_is_seen(monkeypatch):
     }
 
 
-def test_wrong_sign_of_the_inverse_dynamics_is_seen(monkeypatch):
-    monkeypatch.setattr(Transport, "inverse_generator", staticmethod(lambda generator: generator))
+def test_transposed_inverse_is_seen(monkeypatch):
+    monkeypatch.setattr(Transport, "inverse", lambda self, t, tau: np.swapaxes(self.P(t, tau), -1, -2))
     assert broken(["inverse_dynamics", "transport_maps_families"]) == {"inverse_dynamics", "transport_maps_families"}
 
 
@@ -113,7 +113,7 @@ def test_the_summary_counts_by_section(monkeypatch):
     """Without `only` and `every`: a line per section, the rows that do not hold, and the way to the others."""
     some = ("rotation_example", "liouville_formula", "metric_of_a_mixed_generator", "sylvester_coefficient_dynamics")
     chosen = {name: CHECKS[name] for name in some}
-    monkeypatch.setattr(sys.modules["shippo_lab.theory.verify"], "CHECKS", chosen)
+    monkeypatch.setattr(registry, "CHECKS", chosen)
     text = io.StringIO()
     assert verify(console=Console(file=text, width=80), wide=False) == 0
     shown = text.getvalue()

@@ -1,11 +1,8 @@
 """What predictors of known skill score in Transport-MQAR: upper bounds to compare models with.
 
-Each predictor knows some coordinates of an answer and guesses the others. Half of the events are operations, and each of the
-thirteen changes one coordinate of four, so a memory that transports nothing loses a bound value within some twenty events. To
-know more a model has to carry operations out, one, two or three in a row.
+Each predictor knows some coordinates of an answer and guesses the others. A memory that transports nothing loses a
+bound value within some twenty events; to know more a model has to carry operations out, one, two or three in a row.
 """
-
-from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace

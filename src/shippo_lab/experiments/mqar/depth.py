@@ -1,11 +1,13 @@
-"""Transport-MQAR by depth: what the right action does where layers cannot replace it.
+"""Transport-MQAR by depth.
 
-With one layer the memory itself has to be transported. A model without a right action then stays at the predictor that knows
-untouched coordinates only, and a model with one is above it. With more layers a model without a right action begins to replay
-operations at the query. `docs/results/mqar-depth.md` has the protocol and the verdicts, stated before the runs.
+Claim: With one layer only a right action carries stored values through operations.
+Protocol: `mqar` with 1 and 2 layers, 5,000 steps; 3 seeds and 1; toy: 4 of 8 keys, 64 events, 3,000 steps
+Time: paper: 10 to 90 minutes of one CPU core per row and seed of one layer; toy: 30 minutes on two cores
+
+A model of one layer without a right action stays at the predictor that knows untouched coordinates only. With more
+layers it begins to replay operations at the query. `docs/results/mqar-depth.md` has the verdicts, stated before the
+runs.
 """
-
-from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
@@ -16,7 +18,7 @@ from shippo_lab.experiments.mqar.figures import depth_figure
 from shippo_lab.experiments.mqar.model import MqarConfig, build_model
 from shippo_lab.experiments.mqar.scoring import add_scores, scores_of_lengths
 from shippo_lab.harness import experiment as lab
-from shippo_lab.harness.training import products_in, resolve_precision
+from shippo_lab.harness.training import products_in
 from shippo_ssm.layers import identity_right, zero_right_suffix
 
 ROWS = ("no-right", "direct-single-exp", "struct-split")
@@ -51,7 +53,7 @@ def train(config: MqarConfig, seeds: tuple[int, ...], session: lab.Session) -> l
     if config.right == "split" and config.n_layers == 1:
         scores = scores_of_lengths(config, partial(config.task, seed), model)
         for prefix, intervention in (("zeroed_", zero_right_suffix), ("identity_", identity_right)):
-            with intervention(model), products_in(resolve_precision(config.precision)):
+            with intervention(model), products_in(config.precision):
                 add_scores(result, scores, prefix)
     return result
 
@@ -80,10 +82,7 @@ def judge(row: lab.FinishedRow, result: lab.Result) -> lab.Verdict | None:
 
 EXPERIMENT = lab.Experiment(
     name="mqar-depth",
-    title="Transport-MQAR by depth",
-    claim="With one layer only a right action carries stored values through operations.",
-    protocol="`mqar` with 1 and 2 layers, 5,000 steps; 3 seeds and 1; toy: 4 of 8 keys, 64 events, 3,000 steps",
-    wall_time="paper: 10 to 90 minutes of one CPU core per row and seed of one layer; toy: 30 minutes on two cores",
+    **lab.described(__doc__),
     presets={
         "paper": partial(rows, PAPER, deep_seeds=1, plain=True),
         "toy": partial(rows, TOY, deep_seeds=3),

@@ -1,13 +1,13 @@
-"""Transport-MQAR (paper: tab:transport-mqar-summary, tab:app-transport-mqar-primary, tab:app-transport-mqar-model-geometry).
+"""Transport-MQAR.
 
-In autoregressive recall with operations between bindings and queries, a structured right action raises coordinate accuracy over
-the same memory without one and over a static change of basis, and a dense right action raises exact accuracy most; attention
-does not carry over to longer sequences. Beside the six models stands a predictor that knows every coordinate no operation has
-touched since its binding and guesses the others, and predictors that carry out one, two or three operations (`ceilings.py`).
+Claim: With operations before the query, right actions raise recall over no-right and static bases; it stays low.
+Protocol: F_31, 13 operations; 4 layers of width 128; AdamW 5e-4, batch 16, length 512, 5,000 steps, 3 seeds
+Time: 11 hours of one CPU core per seed
+
+Paper: tab:transport-mqar-summary, tab:app-transport-mqar-primary, tab:app-transport-mqar-model-geometry. Beside the six
+models stand predictors that know the coordinates no operation has touched since the binding, and more (`ceilings.py`).
 `docs/results/mqar.md` has the protocol and what the paper found.
 """
-
-from __future__ import annotations
 
 from dataclasses import replace
 from functools import partial
@@ -18,7 +18,6 @@ from shippo_lab.experiments.mqar.ceilings import by_active_keys, by_length
 from shippo_lab.experiments.mqar.figures import mqar_figure
 from shippo_lab.experiments.mqar.model import MqarConfig, build_model, weights_folder
 from shippo_lab.experiments.mqar.scoring import flatten_scores, query_loss, scores_of_lengths, train_recall
-from shippo_lab.experiments.paper import paper_tables
 from shippo_lab.harness import experiment as lab
 from shippo_lab.tasks.mqar import MODULUS, WIDTH
 from shippo_ssm.models import SequenceModel, save_checkpoint
@@ -99,7 +98,7 @@ def _untouched(config: MqarConfig, seed: int) -> lab.RowResult:
     known = by_length(task_of, config.eval_lengths, config.eval_examples)
     keys = by_active_keys(config.task(seed), config.eval_lengths, max(1, config.eval_examples // 4))
     metrics |= {name: [number] for name, number in known.items()}
-    return lab.RowResult(metrics=metrics, curves={"step": [], **profiles}, notes={"active_keys": keys})
+    return lab.RowResult(metrics, {"step": [], **profiles}, {"active_keys": keys})
 
 
 @lab.by_row
@@ -141,15 +140,12 @@ def columns(labels: dict[str, str]) -> tuple[lab.Column, ...]:
 
 EXPERIMENT = lab.Experiment(
     name="mqar",
-    title="Transport-MQAR",
-    claim="With operations before the query, right actions raise recall over no-right and static bases; it stays low.",
-    protocol="F_31, 13 operations; 4 layers of width 128; AdamW 5e-4, batch 16, length 512, 5,000 steps, 3 seeds",
-    wall_time="11 hours of one CPU core per seed",
+    **lab.described(__doc__),
     presets={"paper": partial(rows, PAPER), "smoke": partial(rows, SMOKE)},
     train=train,
     columns=columns({"coordinate": "Coord.", "exact": "Exact"}),
     judge=judge,
-    tables=paper_tables("mqar-coordinate", "mqar-exact"),
+    tables=lab.paper_tables("mqar-coordinate", "mqar-exact"),
     main=("coordinate_4096", "exact_128", "exact_4096"),
     cost=cost,
     figure=mqar_figure,

@@ -13,30 +13,24 @@ from shippo_lab.tasks.mqar import OPERATION_BINS
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
+# Style of the predictor that knows untouched coordinates.
 KNOWN: dict[str, Any] = {"color": PAPER, "linestyle": "--", "label": "untouched coordinates known"}
-"""Style of the predictor that knows untouched coordinates."""
-
-
-def profile(row: FinishedRow, key: str) -> tuple[list[int], list[float]]:
-    """Operations since the binding (lower edges of the bins that have queries) and the mean over seeds of an accuracy."""
-    found = zip(OPERATION_BINS, row.curves[f"{key}_by_operations"])
-    known = [(edge, [number for number in numbers if number is not None]) for edge, numbers in found]
-    return [edge for edge, numbers in known if numbers], [statistics.fmean(numbers) for _, numbers in known if numbers]
 
 
 def against_length(axes: Axes, row: FinishedRow, key: str, **style: Any) -> None:
     """A line with the spread over seeds."""
     lengths = row.config["eval_lengths"]
-    means = [row.mean(f"{key}_{length}") for length in lengths]
-    spread = [row.std(f"{key}_{length}") for length in lengths]
+    means, spread = ([of(f"{key}_{length}") for length in lengths] for of in (row.mean, row.std))
     axes.errorbar(lengths, means, yerr=spread if any(spread) else None, marker="o", markersize=3, capsize=2, **style)
 
 
 def against_operations(axes: Axes, row: FinishedRow, key: str, **style: Any) -> None:
-    """A line by the operations since the binding."""
-    edges, means = profile(row, key)
+    """A line by the operations since the binding, over the bins that have queries."""
+    found = zip(OPERATION_BINS, row.curves[f"{key}_by_operations"])
+    known = [(edge, [number for number in numbers if number is not None]) for edge, numbers in found]
+    means = {edge: statistics.fmean(numbers) for edge, numbers in known if numbers}
     # The logarithmic axis has no zero: every count is plotted one to the right, and the labels correct for it.
-    axes.plot([edge + 1 for edge in edges], means, marker=".", markersize=4, **style)
+    axes.plot([edge + 1 for edge in means], list(means.values()), marker=".", markersize=4, **style)
 
 
 def _log_axis(axes: Axes, ticks: list[int], label: str, shift: int = 0) -> None:
@@ -108,7 +102,7 @@ def rotation_figure(result: Result, path: Path) -> None:
     """Quarter turns: learning curves, exact accuracy against length, and by operations at the longest length."""
     models = coloured(result)
     first = models[0][0]
-    lengths = first.config["eval_lengths"]
+    lengths, trained = first.config["eval_lengths"], first.config["curriculum"][-1][1]
     figure, (learning, by_length, by_operations) = new_figure(6.5, 8, rows=3)
     for row, colour in models:
         means = [statistics.fmean(numbers) for numbers in row.curves["exact"]]
@@ -121,12 +115,11 @@ def rotation_figure(result: Result, path: Path) -> None:
             against_operations(by_operations, row, f"identity_exact_{lengths[-1]}", **style)
     against_length(by_length, first, "untouched_exact", **KNOWN)
     against_operations(by_operations, first, f"untouched_exact_{lengths[-1]}", **KNOWN)
-    learning.set_title(f"exact accuracy, length {first.config['curriculum'][-1][1]}")
     learning.set_xlabel("training step")
-    by_length.set_title("exact accuracy after training")
-    by_operations.set_title(f"exact accuracy, length {lengths[-1]}")
     name_axes(by_length, lengths, by_operations)
-    for axes in (learning, by_length, by_operations):
+    titles = {learning: f", length {trained}", by_length: " after training", by_operations: f", length {lengths[-1]}"}
+    for axes, title in titles.items():
+        axes.set_title(f"exact accuracy{title}")
         axes.set_ylim(-0.02, 1.02)
     figure.legend(*by_length.get_legend_handles_labels(), loc="outside lower center", fontsize=8, ncols=2, frameon=False)
     save(figure, path)

@@ -1,7 +1,5 @@
 """The models of Transport-MQAR: a row's configuration, the embedding of its events, and the model of a seed."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 from pathlib import Path
@@ -74,11 +72,10 @@ class EventEmbedding(nn.Module):
     def __init__(self, task: TransportMQAR, d_model: int) -> None:
         super().__init__()
         sizes = [3, task.num_keys, task.num_operations] + [MODULUS] * WIDTH
-        num_rows, self.num_keys = sum(sizes), task.num_keys
+        self.absent, self.num_keys = sum(sizes), task.num_keys
         self.sizes: Tensor
         self.offsets: Tensor
-        self.table = nn.EmbeddingBag(num_rows + 1, d_model, mode="sum", padding_idx=num_rows)
-        self.absent = num_rows
+        self.table = nn.EmbeddingBag(self.absent + 1, d_model, mode="sum", padding_idx=self.absent)
         self.register_buffer("sizes", torch.tensor(sizes), persistent=False)
         self.register_buffer("offsets", torch.tensor([0, *sizes[:-1]]).cumsum(0), persistent=False)
 
@@ -155,11 +152,10 @@ def inspect(folder: Path, *, num_sequences: int = 4, length: int = 64) -> list[A
     random = torch.Generator().manual_seed(0)
     if "row" in notes:
         row, seed = MqarConfig(d_model=config.d_model), int(notes["seed"])
-        model = load_model(folder, row, seed)
-        inputs = row.task(seed, length).batch(range(num_sequences), split="eval").tokens
-    elif config.vocab_size is None:
-        model, inputs = load_checkpoint(folder), torch.randn(num_sequences, length, config.d_model, generator=random)
+        tokens = row.task(seed, length).batch(range(num_sequences), split="eval").tokens
+        return collapse_of_model(load_model(folder, row, seed).eval(), tokens)
+    if config.vocab_size is None:
+        inputs = torch.randn(num_sequences, length, config.d_model, generator=random)
     else:
-        model = load_checkpoint(folder)
         inputs = torch.randint(config.vocab_size, (num_sequences, length), generator=random)
-    return collapse_of_model(model.eval(), inputs)
+    return collapse_of_model(load_checkpoint(folder).eval(), inputs)

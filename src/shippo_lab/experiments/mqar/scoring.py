@@ -1,22 +1,19 @@
 """Training and scoring of recall models, shared by the Transport-MQAR experiments.
 
-The examples of a training step are a function of the step alone. The model computes features at the queries only, and its
-head turns them into logits; the loss is the mean cross-entropy over queries and coordinates. `fit` (`harness/training.py`)
-runs the steps, then scores the model at every length on examples that training never saw.
+The examples of a training step are a function of the step alone; after the last step the model is scored at every
+length on examples that training never saw.
 """
-
-from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from functools import partial
-from typing import Any, Protocol
+from typing import Any
 
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from shippo_lab.harness.experiment import RowResult, Session, TrainConfig
-from shippo_lab.harness.training import Precision, fit
+from shippo_lab.harness.training import Precision, Trainee, fit
 from shippo_lab.tasks.mqar import OPERATION_BINS, Events, TransportMQAR
 
 # Accuracies that are kept per length, and per bin of operations since the binding.
@@ -42,17 +39,8 @@ class RecallConfig(TrainConfig):
     """Of matrix products; "auto" takes bfloat16 where it is faster and right."""
 
 
-class RecallModel(Protocol):
-    """A model that answers at chosen positions: logits [n, ..] = head(features(tokens, asked))."""
-
-    @property
-    def head(self) -> Callable[[Tensor], Tensor]: ...
-
-    def features(self, inputs: Tensor, asked: Tensor, /) -> Tensor: ...
-
-
-def query_loss(model: RecallModel, events: Events) -> Tensor:
-    """Mean cross-entropy over queries and coordinates."""
+def query_loss(model: Any, events: Events) -> Tensor:
+    """Mean cross-entropy over queries and coordinates of a model that answers there: head(features(tokens, asked))."""
     logits = model.head(model.features(events.tokens, events.asked))
     return F.cross_entropy(logits.flatten(0, 1), events.target[events.asked].flatten())
 
@@ -70,8 +58,7 @@ def scores_of_lengths(
 
 def flatten_scores(known: dict[str, dict[str, Any]], prefix: str = "") -> tuple[dict[str, list[float]], dict[str, list[Any]]]:
     """Scores of one seed as metrics, `exact_512: [number]`, and profiles, `exact_512_by_operations: [[number or None], ..]`."""
-    metrics: dict[str, list[float]] = {}
-    profiles: dict[str, list[Any]] = {}
+    metrics, profiles = {}, {}
     for length, scores in known.items():
         found = {row["from_operations"]: row for row in scores["bins"]}
         for name in ACCURACIES:
@@ -112,16 +99,7 @@ def train_recall(
         scores = task_of(train_length).evaluate(model, config.curve_examples, max(1, config.eval_tokens // train_length))
         return {"coordinate": scores.coordinate, "exact": scores.exact}
 
-    curves, known, notes = fit(
-        model,
-        config,
-        session,
-        loss_at=loss_at,
-        evaluate=evaluate,
-        scores=scores_of_lengths(config, task_of, model),
-        rate=rate,
-        precision=config.precision,
-        right_rate=right_rate,
-    )
+    scores = scores_of_lengths(config, task_of, model)
+    curves, known, notes = fit(config, session, Trainee(model, loss_at, scores, rate, evaluate, right_rate, config.precision))
     metrics, profiles = flatten_scores(known)
-    return RowResult(metrics=metrics, curves=curves | profiles, notes=notes | {"operation_bins": list(OPERATION_BINS)})
+    return RowResult(metrics, curves | profiles, notes | {"operation_bins": list(OPERATION_BINS)})

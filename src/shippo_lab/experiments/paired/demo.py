@@ -1,8 +1,4 @@
-"""A memory that only writes and one that also transports, trained on the same task in about a minute.
-
-Three rows of the paired experiment at a fraction of its budget (2 seeds, 3,000 steps instead of 5 and 20,000): no-right
-r = 8, learned R from a zero start and selective R.
-"""
+"""A memory that only writes and one that also transports, trained on the same task: three rows of `paired`."""
 
 from __future__ import annotations
 

@@ -1,11 +1,13 @@
-"""Paired noncommutative transport (paper: tab:paired-transport, tab:right-transport-parameterizations, fig:main-evidence).
+"""Paired noncommutative transport.
 
-Writing more at the current step does not replace acting later on what is stored: without a right action the error of the
-paired difference stays at one for every write rank, with one it vanishes, and replacing R_t by the identity in the trained
-model brings it back to one. `docs/results/paired.md` has the protocol.
+Claim: Writing more now does not replace moving later what is stored; a right action does, and R -> I undoes it.
+Protocol: d 4, N 16, K 2; AdamW 3e-4, 20,000 steps of 128 examples + 128 pairs, NMSE + 5 x pair NMSE, 5 seeds, last step
+Time: 7 minutes on two cores
+
+Writing more at the current step does not replace acting later on what is stored: without a right action the error of
+the paired difference stays at one for every write rank. Paper: tab:paired-transport,
+tab:right-transport-parameterizations, fig:main-evidence. `docs/results/paired.md` has the protocol.
 """
-
-from __future__ import annotations
 
 from dataclasses import replace
 from functools import partial
@@ -88,10 +90,7 @@ def judge(row: lab.FinishedRow, result: lab.Result) -> lab.Verdict:
 
 EXPERIMENT = lab.Experiment(
     name="paired",
-    title="Paired noncommutative transport",
-    claim="Writing more now does not replace moving later what is stored; a right action does, and R -> I undoes it.",
-    protocol="d 4, N 16, K 2; AdamW 3e-4, 20,000 steps of 128 examples + 128 pairs, NMSE + 5 x pair NMSE, 5 seeds, last step",
-    wall_time="7 minutes on two cores",
+    **lab.described(__doc__),
     presets={"full": rows, "smoke": partial(rows, SMOKE)},
     train=train,
     stack=64,

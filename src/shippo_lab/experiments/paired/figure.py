@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from shippo_lab.experiments.paper import paper_tables
-from shippo_lab.harness.experiment import Result, paper_row
+from shippo_lab.harness.experiment import Result, paper_row, paper_tables
 from shippo_lab.harness.plots import BOUND, OURS, PAPER, PLAIN, SERIES, blank, legend_below, new_figure, save
 
 if TYPE_CHECKING:
@@ -18,23 +17,18 @@ TABLES = paper_tables("paired", "right-transport")
 def _token(axes: Axes, x: float, y: float, text: str, color: str, width: float = 0.24) -> None:
     from matplotlib.patches import FancyBboxPatch
 
-    shape = FancyBboxPatch(
-        (x - width / 2, y - 0.06), width, 0.12, boxstyle="round,pad=0.012", facecolor=color, edgecolor="none"
-    )
-    axes.add_patch(shape)
+    style: dict[str, Any] = {"boxstyle": "round,pad=0.012", "facecolor": color, "edgecolor": "none"}
+    axes.add_patch(FancyBboxPatch((x - width / 2, y - 0.06), width, 0.12, **style))
     axes.text(x, y, text, ha="center", va="center", fontsize=9, color="white")
 
 
 def _schematic(axes: Axes) -> None:
     blank(axes)
-    orders = (
-        (r"OP$_a(\alpha)$", r"OP$_b(\beta)$", r"$v^\top R_aR_b$"),
-        (r"OP$_b(\beta)$", r"OP$_a(\alpha)$", r"$v^\top R_bR_a$"),
-    )
-    for y, (first, second, answer) in zip((0.72, 0.44), orders):
+    a, b = (r"OP$_a(\alpha)$", BOUND), (r"OP$_b(\beta)$", PLAIN)
+    for y, first, second, answer in ((0.72, a, b, r"$v^\top R_aR_b$"), (0.44, b, a, r"$v^\top R_bR_a$")):
         _token(axes, 0.13, y, "WRITE $v$", OURS)
-        _token(axes, 0.42, y, first, BOUND if y > 0.5 else PLAIN)
-        _token(axes, 0.71, y, second, PLAIN if y > 0.5 else BOUND)
+        _token(axes, 0.42, y, *first)
+        _token(axes, 0.71, y, *second)
         axes.text(0.86, y, answer, va="center", fontsize=10)
     axes.text(0.5, 0.2, r"$\Delta=v^\top(R_aR_b-R_bR_a)=\alpha\beta\,v_1e_3^\top$", ha="center", fontsize=11)
     axes.text(0.5, 0.06, "operations write nothing: only a right action\ncan move what is stored", ha="center", fontsize=8)
@@ -70,22 +64,19 @@ def main_evidence(result: Result, path: Path) -> None:
     _by_rank(pair, result, "pair_nmse", r"Pair $\Delta$ NMSE")
     pair.set_ylim(0, 1.2)
     legend_below(pair)
-    places = range(len(right))
-    for offset, key, color, label in (
-        (-0.12, "pair_nmse", OURS, "trained"),
-        (0.12, "identity_pair_nmse", PLAIN, r"$R_t\to I$"),
-    ):
-        for place, row in zip(places, right):
-            low, mean, high = min(row.metrics[key]), row.mean(key), max(row.metrics[key])
-            transported.plot([place + offset] * 2, [low, high], color=color, lw=1)
-            transported.plot(place + offset, mean, "o", color=color, label=label if place == 0 else None)
-    for place, row in zip(places, right):
-        paper = paper_row(TABLES, row.name).get("pair_nmse")
-        if paper:
+    kinds = (-0.12, "pair_nmse", OURS, "trained"), (0.12, "identity_pair_nmse", PLAIN, r"$R_t\to I$")
+    for offset, key, color, label in kinds:
+        for place, row in enumerate(right):
+            transported.plot([place + offset] * 2, [min(row.metrics[key]), max(row.metrics[key])], color=color, lw=1)
+            transported.plot(place + offset, row.mean(key), "o", color=color, label=label if place == 0 else None)
+    for place, row in enumerate(right):
+        if paper := paper_row(TABLES, row.name).get("pair_nmse"):
             transported.plot(place - 0.12, paper[0], "s", color=PAPER, markersize=4, label="paper" if place == 0 else None)
     transported.set_yscale("log")
     transported.set_ylabel(r"Pair $\Delta$ NMSE")
-    transported.set_xticks(list(places), [row.label.replace("SHiPPO ", "").replace(" (", "\n(") for row in right], fontsize=7)
+    transported.set_xticks(
+        range(len(right)), [row.label.replace("SHiPPO ", "").replace(" (", "\n(") for row in right], fontsize=7
+    )
     legend_below(transported, 3)
     for axes, letter in zip((task, ordinary, pair, transported), "abcd"):
         axes.set_title(f"({letter})", loc="left", fontsize=10)
@@ -98,10 +89,9 @@ def falling_errors(result: Result, path: Path) -> None:
     _schematic(task)
     for axes, key, label in zip(panels, ("nmse", "pair_nmse"), ("Error of the answer", "Error of ab against ba")):
         for row, color in zip(result.rows.values(), SERIES):
-            curves = row.curves[key]
-            middle = [sum(seeds) / len(seeds) for seeds in curves]
-            axes.plot(row.curves["step"], middle, color=color, label=row.label)
-            axes.fill_between(row.curves["step"], [min(s) for s in curves], [max(s) for s in curves], color=color, alpha=0.2)
+            steps, curves = row.curves["step"], row.curves[key]
+            axes.plot(steps, [sum(seeds) / len(seeds) for seeds in curves], color=color, label=row.label)
+            axes.fill_between(steps, list(map(min, curves)), list(map(max, curves)), color=color, alpha=0.2)
         axes.set_yscale("log")
         axes.set_xlabel("training step")
         axes.set_ylabel(label)

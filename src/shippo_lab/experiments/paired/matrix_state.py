@@ -2,23 +2,14 @@
 
     H_t = L_t H_{t-1} R_t + U_t,     U_t = r^{-1/2} sum_j b_j x_j^T at WRITE and 0 at operations,     y = O vec(H_3)
 
-with x_j = E_j^T v a learned front-end map of the payload, b_j a learned write vector, and L_t = exp(D^T phi_t)
-diagonal, emitted from the token's features phi_t = (one-hot generator, coefficient at that place) [2K]. L_t may
-exceed one. R_t is the identity ("none"), the task's own ("oracle"), exp(c A_g) with K learned generators ("learned"),
-or exp of a generator that a small network emits from phi_t ("selective"); a group width below d keeps its diagonal
-blocks only.
+with x_j = E_j^T v a learned map of the payload, b_j a learned write vector, and L_t = exp(D^T phi_t) diagonal, emitted
+from the features phi_t = (one-hot generator, coefficient at that place) [2K]. A group width below d keeps diagonal
+blocks of R_t only. `docs/results/paired.md` says how we chose what the paper leaves open.
 
-The paper fixes neither the parametrisation nor the start; `docs/results/paired.md` says how we chose them. The readout is
-stored 16 times larger than it acts, hence learns slowly, and the rank of the source decides the ordinary error.
-
-Training uses that diagonal factors commute and the readout is linear: with l = exp(D^T (phi_1 + phi_2)) the answer is
-O vec(l * (b x^T R_1 R_2)) and the difference of a pair is O vec(l * (b x^T (R_1 R_2 - R_2 R_1))). Evaluation runs both orders
-token by token through `scan.block_affine_scan` with right actions from `actions.expm`.
-
-Shapes: S seeds, M examples, d channels, N state order, K generators, r write rank.
+Training uses that diagonal factors commute and the readout is linear: with l = exp(D^T (phi_1 + phi_2)) the answer is O
+vec(l * (b x^T R_1 R_2)) and the difference of a pair is O vec(l * (b x^T (R_1 R_2 - R_2 R_1))). Evaluation runs both
+orders token by token. Shapes: S seeds, M examples, d channels, N state order, K generators, r write rank.
 """
-
-from __future__ import annotations
 
 import math
 from collections.abc import Callable

@@ -1,15 +1,12 @@
 """How the small models of state tracking are trained: a curriculum over lengths, and one schedule.
 
-A layer first learns what single tokens do to short memories, then that long products of them must be exact. So words of two
-and three elements come first. Every step has about the same number of tokens, whatever the length.
+A layer first learns what single tokens do to short memories, then that long products of them must be exact.
 """
-
-from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass, field, replace
+from typing import Any, Self
 
 import torch
 import torch.nn.functional as F
@@ -42,6 +39,10 @@ class LayerConfig(TrainConfig):
         with torch.random.fork_rng():
             torch.manual_seed(seed)
             return SequenceModel(SequenceConfig(**geometry | self.layer))
+
+    def variants(self, layers: dict[str, tuple[str, dict[str, Any]]]) -> tuple[Self, ...]:
+        """A row for each name: its label and layer."""
+        return tuple(replace(self, name=name, label=label, layer=layer) for name, (label, layer) in layers.items())
 
 
 def held_rate(steps: int, hold: float = 0.3) -> Callable[[int], float]:

@@ -1,11 +1,13 @@
-"""Formal languages: the published suite at a small budget (SLiCE, PD-SSM).
+"""State tracking: formal languages.
 
-Where a letter permutes the states of a language (parity, cycle navigation), a right action is the permutation, and the layer
-stays exact beyond its training lengths; where letters forget (even pairs, arithmetic), the left factor or a second layer has to
-help. `docs/state-tracking.md` says which part of the cell does the work, `docs/results/languages.md` has the protocol.
+Claim: A right action is the permutation that a letter makes: it holds for sentences far longer than in training.
+Protocol: the published suite: train on 3 to 40 tokens, test on 40 to 256; two blocks of width 64, 800 to 2,500 steps
+Time: 15 minutes per row and seed on one CPU core
+
+Where a letter permutes the states of a language (parity, cycle navigation), a right action is the permutation; where
+letters forget (even pairs, arithmetic), the left factor or a second layer has to help (the suite of SLiCE and PD-SSM).
+`docs/state-tracking.md` says which part of the cell does the work, `docs/results/languages.md` has the protocol.
 """
-
-from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -42,8 +44,7 @@ class LanguagesConfig(LayerConfig):
 
 def rows(base: LanguagesConfig | None = None) -> tuple[LanguagesConfig, ...]:
     """Layers with and without a right action, and others for scale."""
-    base = base or LanguagesConfig()
-    return tuple(replace(base, name=name, label=LAYERS[name][0], layer=LAYERS[name][1]) for name in ROWS)
+    return (base or LanguagesConfig()).variants({name: LAYERS[name] for name in ROWS})
 
 
 SMOKE = LanguagesConfig(budget=dict.fromkeys(LANGUAGES, 2), steps=2 * len(LANGUAGES), num_seeds=1, tokens=64, eval_sentences=8)
@@ -56,10 +57,9 @@ def language(config: LanguagesConfig, seed: int, name: str, steps: int) -> Train
     lengths = drawn_lengths(STAGES, seed, steps)
 
     def loss_at(step: int) -> tuple[Tensor, int]:
-        length = lengths[step]
+        length, first = lengths[step], config.tokens * step
         task = LanguageTask(name=name, min_length=length, max_length=length, every=True, seed=seed)
-        first, batch = config.tokens * step, config.tokens // length
-        sentences = task.batch(range(first, first + batch))
+        sentences = task.batch(range(first, first + config.tokens // length))
         logits = model.head(model.features(sentences.tokens, sentences.asked))
         loss = F.cross_entropy(logits, sentences.target[sentences.asked], label_smoothing=SMOOTHING)
         return loss, sentences.tokens.numel()
@@ -69,7 +69,7 @@ def language(config: LanguagesConfig, seed: int, name: str, steps: int) -> Train
         scores = {name: test, f"{name}_40": near}
         return {key: task.evaluate(model, config.eval_sentences, 64) for key, task in scores.items()}
 
-    return Trainee(model, loss_at, score, held_rate(steps))
+    return Trainee(model, loss_at, {"end": score}, held_rate(steps))
 
 
 def train(config: LanguagesConfig, seeds: tuple[int, ...], session: lab.Session) -> lab.RowResult:
@@ -88,10 +88,7 @@ def judge(row: lab.FinishedRow, result: lab.Result) -> lab.Verdict | None:
 
 EXPERIMENT = lab.Experiment(
     name="languages",
-    title="State tracking: formal languages",
-    claim="A right action is the permutation that a letter makes: it holds for sentences far longer than in training.",
-    protocol="the published suite: train on 3 to 40 tokens, test on 40 to 256; two blocks of width 64, 800 to 2,500 steps",
-    wall_time="15 minutes per row and seed on one CPU core",
+    **lab.described(__doc__),
     presets={"full": rows, "smoke": partial(rows, SMOKE)},
     train=train,
     columns=tuple(lab.accuracy(name, name) for name in (*LANGUAGES, "average")),

@@ -1,11 +1,9 @@
 """What a layer learned of a group: are its right actions a representation, and which one?
 
-A trained model reads every element once, as a word of its own; its right actions are R [order, G, P, P]. A group of channels
-holds a representation where R(a) R(b) = R(ab). Its character, the trace of R on each conjugacy class, is then a sum of the
-irreducible ones, and the multiplicities say which. One faithful representation solves the task.
+A group of channels holds a representation where R(a) R(b) = R(ab). Its character, the trace of R on each conjugacy
+class, is then a sum of the irreducible ones, and the multiplicities say which. One faithful representation solves the
+task.
 """
-
-from __future__ import annotations
 
 from typing import Any
 

@@ -1,12 +1,13 @@
-"""Plain recall: zoology's MQAR at one state size, scaled to a CPU, with and without a right action.
+"""Plain recall (MQAR).
 
-A right action should cost nothing where it is not needed: without operations between writing and asking, the layer recalls as
-well with one as without. `docs/results/mqar-plain.md` has the protocol and the start.
+Claim: Where nothing acts on what is stored, the layer recalls as well with a right action as without one.
+Protocol: zoology's task at a vocabulary of 256: 64 tokens, 4 to 16 pairs; two blocks of width 64, 600 steps
+Time: 8 minutes on two cores
+
+A right action should cost nothing where it is not needed. `docs/results/mqar-plain.md` has the protocol and the start.
 """
 
-from __future__ import annotations
-
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -16,7 +17,7 @@ from torch import Tensor
 from shippo_lab.experiments.tracking.curriculum import LayerConfig, held_rate
 from shippo_lab.experiments.tracking.words import LAYERS
 from shippo_lab.harness import experiment as lab
-from shippo_lab.harness.training import fit
+from shippo_lab.harness.training import Trainee, fit
 from shippo_lab.tasks.plain_mqar import MQAR
 
 START: dict[str, Any] = {"conv_init": "staggered", "read_init": "next", "right_std": 0.0, "head_init": "embedding"}
@@ -48,8 +49,7 @@ SMOKE = PlainMqarConfig(steps=3, num_seeds=1, batch=4, eval_examples=8, eval_eve
 
 def rows(base: PlainMqarConfig | None = None) -> tuple[PlainMqarConfig, ...]:
     """With and without a right action, and two other layers for scale."""
-    base = base or PlainMqarConfig()
-    return tuple(replace(base, name=name, label=LAYERS[name][0], layer=LAYERS[name][1]) for name in ROWS)
+    return (base or PlainMqarConfig()).variants({name: LAYERS[name] for name in ROWS})
 
 
 def train(config: PlainMqarConfig, seeds: tuple[int, ...], session: lab.Session) -> lab.RowResult:
@@ -67,18 +67,10 @@ def train(config: PlainMqarConfig, seeds: tuple[int, ...], session: lab.Session)
     def recall(length: int, num_pairs: int) -> dict[str, float]:
         return {"recall": config.task(seed, length, num_pairs).evaluate(model, config.eval_examples, 32)}
 
-    fitted = fit(
-        model,
-        config,
-        session,
-        loss_at=loss_at,
-        evaluate=lambda: recall(*TRAIN[-1]),
-        scores={f"recall_{n}_{k}": partial(recall, n, k) for n, k in TEST},
-        rate=held_rate(config.steps),
-        right_rate=config.right_rate,
-    )
-    metrics = {name: [found["recall"]] for name, found in fitted.scores.items()}
-    return lab.RowResult(metrics=metrics, curves=fitted.curves, notes=fitted.notes)
+    scores = {f"recall_{n}_{k}": partial(recall, n, k) for n, k in TEST}
+    evaluate, rate = partial(recall, *TRAIN[-1]), held_rate(config.steps)
+    fitted = fit(config, session, Trainee(model, loss_at, scores, rate, evaluate, config.right_rate))
+    return lab.RowResult({name: [found["recall"]] for name, found in fitted.scores.items()}, fitted.curves, fitted.notes)
 
 
 @lab.by_row
@@ -92,10 +84,7 @@ def judge(row: lab.FinishedRow, result: lab.Result) -> lab.Verdict | None:
 
 EXPERIMENT = lab.Experiment(
     name="mqar-plain",
-    title="Plain recall (MQAR)",
-    claim="Where nothing acts on what is stored, the layer recalls as well with a right action as without one.",
-    protocol="zoology's task at a vocabulary of 256: 64 tokens, 4 to 16 pairs; two blocks of width 64, 600 steps",
-    wall_time="8 minutes on two cores",
+    **lab.described(__doc__),
     presets={"full": rows, "smoke": partial(rows, SMOKE)},
     train=train,
     columns=tuple(lab.accuracy(f"recall_{n}_{k}", f"{n} tokens, {k} pairs") for n, k in TEST),

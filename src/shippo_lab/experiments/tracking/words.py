@@ -1,9 +1,12 @@
-"""Group words: which layers multiply, and for how long (Merrill et al.; Grazzi et al.; PD-SSM).
+"""State tracking: words over finite groups.
 
-A token that may act on what is stored can multiply: one layer, trained on words of at most 16 elements of A5, continues
-for hundreds. The same layer without a right action cannot see order and stays near guessing. Where words are made of all
-elements, the learned actions are compared with the group (`learned.py`). `docs/results/words.md` has the protocol and how
-recipes were chosen.
+Claim: One layer that may act on its memory multiplies in A5 and S5 far beyond its training lengths.
+Protocol: one layer, width 64; words up to 16 or 40 elements by a curriculum, 3,000 or 9,000 steps, 3 seeds
+Time: 2 to 5 minutes per row and seed on one CPU core
+
+Trained on words of at most 16 elements of A5 a layer continues for hundreds; without a right action it cannot see order
+(Merrill et al.; Grazzi et al.; PD-SSM). Where words are made of all elements, the learned actions are compared with the
+group (`learned.py`). `docs/results/words.md` has the protocol and how recipes were chosen.
 """
 
 from __future__ import annotations
@@ -22,7 +25,7 @@ from shippo_lab.experiments.tracking import learned
 from shippo_lab.experiments.tracking.curriculum import WORD_TOKENS, LayerConfig, held_rate, word_loss
 from shippo_lab.harness import experiment as lab
 from shippo_lab.harness.plots import OURS, PAPER, SERIES, legend_below, new_figure, save
-from shippo_lab.harness.training import fit
+from shippo_lab.harness.training import Trainee, fit
 from shippo_lab.tasks.words import WordTask, named_group
 from shippo_ssm.collapse import exact_right
 from shippo_ssm.layers import identity_right
@@ -79,14 +82,13 @@ WIDE: dict[str, Any] = BARE | {"d_model": 60, "group_width": 5}
 def rows(base: WordsConfig | None = None) -> tuple[WordsConfig, ...]:
     """A5 with every layer; then longer training words, fewer elements, and S5, with and without a right action."""
     base = base or WordsConfig()
-    a5 = [replace(base, name=name, label=label, layer=layer) for name, (label, layer) in LAYERS.items()]
     bare = replace(base, layer=BARE, pairs=True, tokens=2 * base.tokens)
     few = replace(bare, train_length=40, steps=base.steps // 3)
     mixed = replace(few, group="S5", layer=WIDE)
     wide = replace(bare, group="S5", layer=WIDE)
     none = {"right": "none"}
     return (
-        *a5,
+        *base.variants(LAYERS),
         replace(few, name="a5-40", label="A5, trained to 40"),
         replace(few, name="a5-12", label="A5 from 12 elements, trained to 40", elements=12),
         replace(few, name="a5-12-none", label="A5 from 12 elements, no right action", elements=12, layer=BARE | none),
@@ -107,7 +109,6 @@ def train(config: WordsConfig, seeds: tuple[int, ...], session: lab.Session) -> 
     task = config.task(seed)
     model = config.model(seed, d_model=64, n_layers=1, d_state=16, vocab_size=task.vocab_size)
     has_right = config.layer.get("mixer") not in OTHERS and config.layer.get("right") != "none"
-
     longest, near = config.lengths[-1], min(NEAR, config.lengths[-1])
 
     def score(count: int, length: int) -> dict[str, Any]:
@@ -132,15 +133,13 @@ def train(config: WordsConfig, seeds: tuple[int, ...], session: lab.Session) -> 
         scores |= {"identity": score_identity, "rounded": score_rounded}
     if has_right and config.elements == "all":
         scores["learned"] = partial(learned.report, model, task)
-    fitted = fit(
-        model,
-        config,
-        session,
-        loss_at=word_loss(model, task, config.steps, config.tokens, config.pairs),
-        evaluate=lambda: {"prefix": task.evaluate(model, 64).prefix},
-        scores=scores,
-        rate=held_rate(config.steps, config.hold),
-    )
+    loss_at = word_loss(model, task, config.steps, config.tokens, config.pairs)
+    rate = held_rate(config.steps, config.hold)
+
+    def evaluate() -> dict[str, float]:
+        return {"prefix": task.evaluate(model, 64).prefix}
+
+    fitted = fit(config, session, Trainee(model, loss_at, scores, rate, evaluate))
     close, far = (np.array(fitted.scores[name]["by_position"]) for name in ("near", "far"))
     metrics = {f"prefix_{n}": float((close if n <= near else far)[:n].mean()) for n in config.lengths}
     metrics[f"last_{PUBLISHED}"] = float(close[PUBLISHED - 1])
@@ -154,18 +153,16 @@ def train(config: WordsConfig, seeds: tuple[int, ...], session: lab.Session) -> 
     ends = np.unique(np.concatenate([np.arange(33), np.geomspace(33, longest, 16 * 9).astype(int)]))
     both = np.concatenate([close, far[near:]])
     curves = fitted.curves | {"by_position": [[float(both[start:end].mean())] for start, end in itertools.pairwise(ends)]}
-    return lab.RowResult(
-        metrics={name: [number] for name, number in metrics.items()},
-        curves=curves,
-        notes=notes | {"positions": ends[1:].tolist()},
-    )
+    notes = notes | {"positions": ends[1:].tolist()}
+    return lab.RowResult({name: [number] for name, number in metrics.items()}, curves, notes)
 
 
 def words_figure(result: lab.Result, path: Path) -> None:
     """Accuracy by position on A5 and on the harder sets, and the characters of what was learned."""
-    compared = [row for row in result.rows.values() if row.config["group"] == "A5" and row.config["elements"] == "all"]
+    rows = result.rows.values()
+    compared = [row for row in rows if row.config["group"] == "A5" and row.config["elements"] == "all"]
     compared = [row for row in compared if row.config["train_length"] == min(r.config["train_length"] for r in compared)]
-    others = [row for row in result.rows.values() if row not in compared]
+    others = [row for row in rows if row not in compared]
     figure, (left, middle, right) = new_figure(7, 10, rows=3)
     _by_position(left, compared, "A5, all elements")
     _by_position(middle, others, "longer words, fewer elements, S5")
@@ -232,10 +229,7 @@ def judge(row: lab.FinishedRow, result: lab.Result) -> lab.Verdict | None:
 
 EXPERIMENT = lab.Experiment(
     name="words",
-    title="State tracking: words over finite groups",
-    claim="One layer that may act on its memory multiplies in A5 and S5 far beyond its training lengths.",
-    protocol="one layer, width 64; words up to 16 or 40 elements by a curriculum, 3,000 or 9,000 steps, 3 seeds",
-    wall_time="2 to 5 minutes per row and seed on one CPU core",
+    **lab.described(__doc__),
     presets={"full": rows, "smoke": partial(rows, SMOKE)},
     train=train,
     columns=(

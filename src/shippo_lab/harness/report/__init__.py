@@ -1,10 +1,8 @@
 """The report: one self-contained HTML page with theory, evidence, speed and an interactive panel.
 
-`assets/page.html` has one mark per part (`<!-- evidence -->`), which `sections.py` renders. A missing result is shown with the
-command that makes it.
+`assets/page.html` has one mark per part (`<!-- evidence -->`), which `sections.py` renders. A missing result is shown
+with the command that makes it.
 """
-
-from __future__ import annotations
 
 import json
 from collections.abc import Iterable

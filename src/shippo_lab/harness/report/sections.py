@@ -1,15 +1,13 @@
 """The parts of the report as HTML: evidence (claim, table, figure per experiment), theory checks, speed targets, panel data.
 
-The panel has a signal f: [0, 1] -> R^2 as N = 24 LegS coefficients per channel, C [24, 2]. The page turns the frame by a
-rotation and a shear, in either order, with product R. A transported memory holds C R, one that only writes still holds C. The
-page computes the basis, R and both read-outs itself; tests compare them with the library's.
+The panel has a signal f: [0, 1] -> R^2 as LegS coefficients C [24, 2]. The page turns the frame by a rotation and a
+shear, in either order, with product R. A transported memory holds C R, one that only writes still holds C.
 """
-
-from __future__ import annotations
 
 import base64
 import html
 import re
+import tempfile
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
@@ -37,23 +35,19 @@ def text(value: object) -> str:
     return re.sub(r"`([^`]+)`", r"<code>\1</code>", whole)
 
 
-def _number_class(cell: str) -> str:
+def _cell(cell: str) -> str:
     plain = re.sub(r"<[^>]*>", "", cell).strip()
-    return ' class="number"' if re.match(r"[-−+]?[\d.]|–", plain) and len(plain) < 60 else ""
+    number = re.match(r"[-−+]?[\d.]|–", plain) and len(plain) < 60
+    return f'<td class="number">{cell}</td>' if number else f"<td>{cell}</td>"
 
 
 def table(label: str, head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     """A table that scrolls by itself on a narrow screen; cells are HTML, the first of a row is its heading."""
     top = "".join(f'<th scope="col">{cell}</th>' for cell in head)
-    body = "".join(
-        f'<tr><th scope="row">{row[0]}</th>' + "".join(f"<td{_number_class(cell)}>{cell}</td>" for cell in row[1:]) + "</tr>"
-        for row in rows
-    )
+    body = "".join(f'<tr><th scope="row">{first}</th>{"".join(map(_cell, rest))}</tr>' for first, *rest in rows)
     # `tabindex` lets the keyboard reach what scrolls.
-    return (
-        f'<div class="scroll" role="region" tabindex="0" aria-label="{html.escape(label, quote=True)}">'
-        f"<table><thead><tr>{top}</tr></thead><tbody>{body}</tbody></table></div>"
-    )
+    box = f'<div class="scroll" role="region" tabindex="0" aria-label="{html.escape(label, quote=True)}">'
+    return f"{box}<table><thead><tr>{top}</tr></thead><tbody>{body}</tbody></table></div>"
 
 
 def missing(message: str) -> str:
@@ -95,8 +89,6 @@ def evidence(experiment: Experiment) -> str:
 
 def _drawn(experiment: Experiment, result: Result) -> str | None:
     """The figure of a result of one's own; `None` for a committed result, whose figure is committed, or without matplotlib."""
-    import tempfile
-
     if result.source.startswith("results/") or experiment.figure is None:
         return None
     with tempfile.TemporaryDirectory() as folder:
@@ -124,28 +116,26 @@ def _table(experiment: Experiment, result: Result) -> str:
 
 def theory(found: list[CheckResult]) -> str:
     """A sentence with the count, and one table per section of the paper, open only if a statement in it does not hold."""
-    lead = (
+    parts = [
         "<p>Each proposition, lemma, theorem and example of the paper is a function that computes both of its sides and "
         "measures how far they are apart, or how far apart they must be. "
         f"<strong>{_count(found)}</strong> Open a section to see its residuals.</p>"
-    )
-    return lead + "".join(_fold(name, members) for name, members in by_section(found).items())
+    ]
+    for name, members in by_section(found).items():
+        body = []
+        for row in members:
+            statement = f"{text(row.statement)}<br><small>{text(row.place)}</small>"
+            bound = f'<span class="bound">{row.relation}&nbsp;{row.bound:.0e}</span>'
+            body.append([statement, text(row.measured), f"{row.residual:.1e}", bound, verdict(row.holds, "")])
+        grid = table(f"{name}: statements and their residuals", ["Statement", "Measured", "Residual", "Bound", ""], body)
+        shown = "" if all(row.holds for row in members) else " open"
+        parts.append(f"<details{shown}><summary><strong>{name}</strong> {_count(members)}</summary>{grid}</details>")
+    return "".join(parts)
 
 
 def _count(found: list[CheckResult]) -> str:
     failed = sum(not row.holds for row in found)
     return f"All {len(found)} hold." if not failed else f"{failed} of {len(found)} do not hold."
-
-
-def _fold(name: str, found: list[CheckResult]) -> str:
-    body = []
-    for row in found:
-        statement = f"{text(row.statement)}<br><small>{text(row.place)}</small>"
-        bound = f'<span class="bound">{row.relation}&nbsp;{row.bound:.0e}</span>'
-        body.append([statement, text(row.measured), f"{row.residual:.1e}", bound, verdict(row.holds, "")])
-    grid = table(f"{name}: statements and their residuals", ["Statement", "Measured", "Residual", "Bound", ""], body)
-    shown = "" if all(row.holds for row in found) else " open"
-    return f"<details{shown}><summary><strong>{name}</strong> {_count(found)}</summary>{grid}</details>"
 
 
 def speed() -> str:
@@ -156,8 +146,8 @@ def speed() -> str:
     )
     path = next((place for place in (RUNS / "bench.json", committed() / "bench.json") if place.exists()), None)
     if path is None:
-        command = "`shippo bench --out runs/bench.json`"
-        return lead + missing(f"No benchmark here yet; make it with {command} (two minutes; `--full`: a quarter of an hour).")
+        words = "make it with `shippo bench --out runs/bench.json` (two minutes; `--full`: a quarter of an hour)."
+        return lead + missing(f"No benchmark here yet; {words}")
     run = read_json(path)
     with as_user_error(path):
         machine, rows = run["machine"], []
@@ -166,8 +156,8 @@ def speed() -> str:
             sign = "at least" if row["at_least"] else "at most"
             reached = "–" if row["reached"] is None else f"{row['reached']:.3g}"
             mark, status = STATUS.get(row["result"], ("note", "not measured"))
-            wanted = [f"{sign} {row[key]:g}" for key in ("required", "goal")]
-            rows.append([text(row["what"]), reached, *map(text, wanted), f'<span class="{mark}">{status}</span>'])
+            wanted = [text(f"{sign} {row[key]:g}") for key in ("required", "goal")]
+            rows.append([text(row["what"]), reached, *wanted, f'<span class="{mark}">{status}</span>'])
         targets = table("Speed targets", ["Ratio inside one run", "Reached", "Required", "Goal", "Status"], rows)
         return f'{lead}<p class="note">{text(note)}</p>{targets}'
 
