@@ -368,7 +368,15 @@ class ShippoPreTrainedModel(PreTrainedModel):
 
 
 class ShippoModel(ShippoPreTrainedModel):
-    """Embedding, layers and final norm; returns hidden states."""
+    """Embedding, layers and final norm; returns hidden states.
+
+    Example:
+        >>> import torch
+        >>> from shippo_ssm.integrations.huggingface import ShippoConfig, ShippoModel
+        >>> model = ShippoModel(ShippoConfig(vocab_size=11, hidden_size=16, num_hidden_layers=1, state_size=8))
+        >>> model(torch.zeros(2, 3, dtype=torch.int64)).last_hidden_state.shape
+        torch.Size([2, 3, 16])
+    """
 
     def __init__(self, config: ShippoConfig) -> None:
         super().__init__(config)
@@ -490,7 +498,16 @@ class ShippoModel(ShippoPreTrainedModel):
 
 
 class ShippoForCausalLM(ShippoPreTrainedModel, GenerationMixin):
-    """A `ShippoModel` with a language-model head; `generate` supports sampling, beams and left-padded batches."""
+    """A `ShippoModel` with a language-model head; `generate` supports sampling, beams and left-padded batches.
+
+    Example:
+        >>> import torch
+        >>> from shippo_ssm.integrations.huggingface import ShippoConfig, ShippoForCausalLM
+        >>> model = ShippoForCausalLM(ShippoConfig(vocab_size=11, hidden_size=16, num_hidden_layers=1, state_size=8)).eval()
+        >>> ids = torch.tensor([[1, 2, 3]])
+        >>> model.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=2, do_sample=False).shape
+        torch.Size([1, 5])
+    """
 
     _tied_weights_keys = {"lm_head.weight": "model.embed_tokens.weight"}  # noqa: RUF012
     _tp_plan = {"lm_head": "colwise_gather_output"}  # noqa: RUF012

@@ -79,6 +79,14 @@ class CausalAttention(Mixer[AttentionCache]):
         n_heads: number of heads.
         window: tokens that a query sees, itself included; `None` for all.
         bias: whether the projections have a bias.
+
+    Example:
+        >>> import torch
+        >>> from shippo_ssm.layers import CausalAttention
+        >>> layer, u = CausalAttention(16, 2), torch.randn(1, 5, 16)
+        >>> y, cache = layer(u[:, :4], output_state=True)
+        >>> torch.allclose(layer.step(u[:, 4], cache)[0], layer(u)[:, 4], atol=1e-5)
+        True
     """
 
     supports_all_states = True

@@ -65,6 +65,14 @@ class Bidirectional(Mixer[None]):
     """y = forward_mixer(u) + reverse(backward_mixer(reverse(u))), each sequence reversed by itself.
 
     It takes whole sequences: it has no state, and cannot step.
+
+    Example:
+        >>> import torch
+        >>> from shippo_ssm import Shippo
+        >>> from shippo_ssm.layers import Bidirectional
+        >>> layer = Bidirectional(Shippo(16, d_state=8), Shippo(16, d_state=8))
+        >>> layer(torch.randn(2, 5, 16), attention_mask=torch.tensor([[1, 1, 1, 1, 1], [1, 1, 1, 0, 0]])).shape
+        torch.Size([2, 5, 16])
     """
 
     # Refused in `run`.

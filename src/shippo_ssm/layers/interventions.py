@@ -16,7 +16,17 @@ from shippo_ssm.layers.mixer import Mixer
 
 @contextlib.contextmanager
 def identity_right(model: nn.Module) -> Iterator[nn.Module]:
-    """R -> I: every mixer inside `model` runs without its right action while the context lasts."""
+    """R -> I: every mixer inside `model` runs without its right action while the context lasts.
+
+    Example:
+        >>> import torch
+        >>> from shippo_ssm.layers import Shippo, identity_right
+        >>> layer, u = Shippo(16, d_state=8, backend="reference"), torch.randn(1, 5, 16)
+        >>> with identity_right(layer):
+        ...     y = layer(u)
+        >>> torch.equal(y, layer(u))
+        False
+    """
     yield from _switch(model, Mixer, "use_right", False)
 
 

@@ -35,6 +35,13 @@ def save_checkpoint(model: SequenceModel, path: str | Path, *, notes: dict[str, 
         model: a `SequenceModel`.
         path: the folder.
         notes: JSON data, such as the seed and the step.
+
+    Example:
+        >>> import tempfile
+        >>> from shippo_ssm.models import SequenceConfig, SequenceModel, load_checkpoint, save_checkpoint
+        >>> model = SequenceModel(SequenceConfig(mixer="gru", d_model=8, n_layers=1, vocab_size=5))
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     again = load_checkpoint(save_checkpoint(model, folder))
     """
     folder = Path(path)
     folder.mkdir(parents=True, exist_ok=True)

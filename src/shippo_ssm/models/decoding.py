@@ -26,6 +26,16 @@ class PrefixCache:
     Args:
         model: a `SequenceModel` (or one with its calls) that reads token ids [B, T].
         max_bytes: bound of all kept states together.
+
+    Example:
+        >>> import torch
+        >>> from shippo_ssm.models import PrefixCache, SequenceConfig, SequenceModel
+        >>> config = SequenceConfig(d_model=16, n_layers=1, d_state=8, vocab_size=11, backend="reference")
+        >>> cache = PrefixCache(SequenceModel(config).eval())
+        >>> _ = cache.read([1, 2, 3])
+        >>> logits, states = cache.read([1, 2, 3, 4, 5])
+        >>> cache.num_known, cache.num_read
+        (3, 5)
     """
 
     def __init__(self, model: Any, max_bytes: int = 1 << 28) -> None:

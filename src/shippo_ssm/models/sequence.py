@@ -122,6 +122,13 @@ class SequenceModel(nn.Module):
         config: a `SequenceConfig`.
         embedding: a module from inputs to [B, T, d_model]; default `nn.Embedding(config.vocab_size, d_model)`, or none.
         head: a module from features [.., d_model] to logits; default `Heads(d_model, config.num_outputs, config.num_classes)`.
+
+    Example:
+        >>> import torch
+        >>> from shippo_ssm.models import SequenceConfig, SequenceModel
+        >>> config = SequenceConfig(d_model=16, n_layers=1, d_state=8, vocab_size=11, backend="reference")
+        >>> SequenceModel(config)(torch.zeros(2, 5, dtype=torch.int64)).shape
+        torch.Size([2, 5, 11])
     """
 
     def __init__(self, config: SequenceConfig, embedding: nn.Module | None = None, head: nn.Module | None = None) -> None:
