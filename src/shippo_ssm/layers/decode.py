@@ -363,7 +363,7 @@ _plans: weakref.WeakKeyDictionary[nn.Module, CachedPlan] = weakref.WeakKeyDictio
 
 def _options(layer: Shippo) -> tuple[Any, ...]:
     # Read from `_modules`: torch's own way to a child takes as long as one of the checks.
-    children = layer._modules
+    children: dict[str, Any] = layer._modules
     norm, controller, right = children.get("read_norm"), children["controller"], children["right"]
     return layer.use_right, controller.zero_suffix, right.signature(), None if norm is None else norm.eps
 
