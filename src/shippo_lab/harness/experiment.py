@@ -304,10 +304,8 @@ class Experiment:
         """How many verdicts hold, and which rows do not."""
         verdicts = self.verdicts(result)
         failed = [result.rows[name].label for name, verdict in verdicts.items() if not verdict.holds]
-        if not verdicts:
-            return "not judged"
         count = f"{len(verdicts) - len(failed)} of {len(verdicts)} verdicts hold"
-        return count + (f", not: {'; '.join(failed)}" if failed else "")
+        return count + (f", not: {'; '.join(failed)}" if failed else "") if verdicts else "not judged"
 
     def command(self, preset: str | None = None) -> str:
         """The command that runs a preset."""

@@ -35,18 +35,17 @@ class Display:
 
     @contextmanager
     def show(self, name: str, units: list[Any], open_units: set[int]) -> Iterator[None]:
-        self.name = name
-        self.units = {unit.index: unit for unit in units}
+        self.name, self.units = name, {unit.index: unit for unit in units}
+        self.whole = {unit.index: float(unit.config.steps * unit.cost) for unit in units}
         self.done = len(units) - len(open_units)
         # Unit -> the work that is left of it, and of all of them when the first one reported.
-        self.work = {index: float(self.units[index].config.steps * self.units[index].cost) for index in open_units}
-        self.first: tuple[float, float] | None = None
+        self.work, self.first = {index: self.whole[index] for index in open_units}, None
         with self.live or nullcontext():
             yield
 
     def progress(self, progress: Progress) -> None:
         unit, now = self.units[progress.unit], time.monotonic()
-        self.work[progress.unit] = unit.config.steps * unit.cost * (1 - progress.step / progress.steps)
+        self.work[progress.unit] = self.whole[progress.unit] * (1 - progress.step / progress.steps)
         if self.first is None:
             self.first = now, sum(self.work.values())
         numbers = "  ".join(f"{name} {value:.3g}" for name, value in progress.metrics.items())
@@ -58,8 +57,7 @@ class Display:
             self.console.print(f"{line}  [{self._sum()}]", highlight=False, markup=False, soft_wrap=True)
 
     def finished(self, unit: int) -> None:
-        self.work[unit] = 0.0
-        self.done += 1
+        self.work[unit], self.done = 0.0, self.done + 1
         self.lines.pop(unit, None)
         self._refresh()
 
@@ -74,7 +72,6 @@ class Display:
 
     def _refresh(self) -> None:
         if self.live is not None:
-            total = sum(unit.config.steps * unit.cost for unit in self.units.values())
-            filled = round(BAR * (1 - sum(self.work.values()) / max(total, 1)))
+            filled = round(BAR * (1 - sum(self.work.values()) / max(sum(self.whole.values()), 1)))
             lines = [*self.lines.values(), f"{self.name}: {'█' * filled}{'░' * (BAR - filled)} {self._sum()}"]
             self.live.update(Text("\n".join(lines), no_wrap=True, overflow="ellipsis"))

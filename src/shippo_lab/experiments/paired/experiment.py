@@ -78,14 +78,13 @@ def judge(row: lab.FinishedRow, result: lab.Result) -> lab.Verdict:
         return lab.Verdict(pair < 1e-10, "solves the task exactly")
     if row.name.startswith("no-right"):
         blind = [other for name, other in result.rows.items() if name.startswith("no-right")]
-        better = [other for other in blind if other.config["rank"] < row.config["rank"]]
-        falls = all(row.mean("nmse") < other.mean("nmse") for other in better)
-        text = "blind to order (pair 1 within 1e-5)" + (", NMSE below lower ranks" if better else "")
+        lower = [other for other in blind if other.config["rank"] < row.config["rank"]]
+        falls = all(row.mean("nmse") < other.mean("nmse") for other in lower)
+        text = "blind to order (pair 1 within 1e-5)" + (", NMSE below lower ranks" if lower else "")
         return lab.Verdict(abs(pair - 1) <= 1e-5 and falls, text)
     limit = 2.44e-7 if row.name == "oracle" else 1e-4
-    back = row.mean("identity_pair_nmse")
-    text = f"sees the order (pair <= {limit:.3g}), R -> I returns 1 within 1e-5"
-    return lab.Verdict(pair <= limit and abs(back - 1) <= 1e-5, text)
+    holds = pair <= limit and abs(row.mean("identity_pair_nmse") - 1) <= 1e-5
+    return lab.Verdict(holds, f"sees the order (pair <= {limit:.3g}), R -> I returns 1 within 1e-5")
 
 
 EXPERIMENT = lab.Experiment(

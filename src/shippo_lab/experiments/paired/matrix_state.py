@@ -243,10 +243,8 @@ class MatrixState:
     def right(self, parameters: dict[str, Tensor], examples: Examples) -> Tensor | None:
         """The generated R_t of both operations before any block restriction, [S, M, 2, d, d]; `None` for the identity."""
         kind = self.config.right
-        if kind == "none":
-            return None
-        if kind == "oracle":
-            return self.task.right(examples)
+        if kind in ("none", "oracle"):
+            return None if kind == "none" else self.task.right(examples)
         if kind == "learned":
             seed = torch.arange(len(self.seeds))[:, None, None]
             return expm(examples.coef[..., None, None] * parameters["generators"][seed, examples.generator])
@@ -278,9 +276,8 @@ class MatrixState:
 
     def difference(self, parameters: dict[str, Tensor], right: Tensor | None) -> Tensor:
         """y(ab) - y(ba) of the evaluation pairs, from the right actions of the order ab."""
-        forth = self.answer(parameters, self.pairs, right)
         back = self.answer(parameters, self.pairs.swapped(), None if right is None else right.flip(2))
-        return forth - back
+        return self.answer(parameters, self.pairs, right) - back
 
     def order_averaged_bound(self) -> list[float]:
         """NMSE of the order-averaged answer on each seed's evaluation examples: the best that a model blind to order can do."""
@@ -291,8 +288,7 @@ class MatrixState:
         count = self.config.audit_examples * self.config.eval_batches
         examples = stack_seeds(lambda seed: self.task.draw(stream(seed, AUDIT), count), self.seeds)
         right = self.right(parameters, examples)
-        if right is None:
-            return [0.0] * len(self.seeds)
+        assert right is not None
         square = right.double().square()
         off, whole = (square * (1 - self.blocks)).flatten(1).sum(1), square.flatten(1).sum(1)
         return (off / whole).sqrt().tolist()
