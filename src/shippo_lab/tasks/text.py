@@ -48,28 +48,32 @@ def _families(topics: dict[str, str]) -> list[list[str]]:
     return sorted(unique.values())
 
 
-@lru_cache(maxsize=1)
-def _library() -> dict[str, dict[str, bytes]]:
-    """Package of the standard library -> its files, by path."""
+@lru_cache
+def _documents(corpus: str) -> dict[str, list[bytes]]:
+    """Topic or package of the standard library -> its files."""
+    if corpus == "topics":
+        from pydoc_data.topics import topics
+
+        return {name: [text.encode()] for name, text in topics.items()}
     root = Path(sysconfig.get_paths()["stdlib"])
-    packages: dict[str, dict[str, bytes]] = {}
+    packages: dict[str, list[bytes]] = {}
     for file in sorted(root.rglob("*.py")):
-        path = file.relative_to(root)
-        if not LEFT_OUT & set(path.parts):
-            packages.setdefault(path.parts[0].removesuffix(".py"), {})[path.as_posix()] = file.read_bytes()
+        parts = file.relative_to(root).parts
+        if not LEFT_OUT & set(parts):
+            packages.setdefault(parts[0].removesuffix(".py"), []).append(file.read_bytes())
     return packages
 
 
 @lru_cache
 def splits(corpus: str) -> dict[str, tuple[str, ...]]:
     """Names of the topics or packages of each split: families from the longest down, each to the split that lacks most."""
+    documents = _documents(corpus)
     if corpus == "topics":
-        from pydoc_data.topics import topics
-
-        size, families = {name: len(text) for name, text in topics.items()}, _families(topics)
+        texts = {name: file.decode() for name, (file,) in documents.items()}
+        size, families = {name: len(text) for name, text in texts.items()}, _families(texts)
     else:
-        size = {name: sum(map(len, files.values())) for name, files in _library().items()}
-        families = [[name] for name in sorted(size)]
+        size = {name: sum(map(len, files)) for name, files in documents.items()}
+        families = [[name] for name in sorted(documents)]
     missing = {split: share * sum(size.values()) for split, share in zip(SPLITS, SHARES[corpus])}
     out: dict[str, list[str]] = {split: [] for split in SPLITS}
     for names in sorted(families, key=lambda names: -sum(size[name] for name in names)):
@@ -82,14 +86,8 @@ def splits(corpus: str) -> dict[str, tuple[str, ...]]:
 @lru_cache
 def _ids(corpus: str, split: str) -> np.ndarray:
     """The bytes of a split, uint8."""
-    names = splits(corpus)[split]
-    if corpus == "topics":
-        from pydoc_data.topics import topics
-
-        text = "\n".join(topics[name] for name in names).encode()
-    else:
-        text = b"\n".join(content for name in names for content in _library()[name].values())
-    return np.frombuffer(text, dtype=np.uint8)
+    files = (file for name in splits(corpus)[split] for file in _documents(corpus)[name])
+    return np.frombuffer(b"\n".join(files), dtype=np.uint8)
 
 
 @lru_cache

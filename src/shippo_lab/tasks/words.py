@@ -53,16 +53,10 @@ class Group:
         found = all_products(steps, LARGEST_ORDER)
         if len(found) > LARGEST_ORDER:
             raise ValueError(f"Group: `generators` give more than {LARGEST_ORDER} elements; choose a smaller group")
-        permutations = np.array(sorted(found))
-        # Products are recognised by a random linear form of their images, modulo 2^64.
-        form = np.random.default_rng(0).integers(1, 2**62, len(steps[0]))
-        marks = permutations @ form
-        ranks = np.argsort(marks)
-        assert len(np.unique(marks)) == len(marks)
-        # products[b, a, i] = b(a(i)).
-        products = permutations[:, permutations]
-        table = ranks[np.searchsorted(marks[ranks], products @ form)].T
-        return Group(name, permutations, np.ascontiguousarray(table))
+        images = sorted(found)
+        place = {image: number for number, image in enumerate(images)}
+        table = [[place[tuple(second[point] for point in first)] for second in images] for first in images]
+        return Group(name, np.array(images), np.array(table))
 
     @property
     def order(self) -> int:

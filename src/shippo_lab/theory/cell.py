@@ -292,16 +292,15 @@ def _check_truncation(
 ) -> None:
     """Register the order and the constant of one part of the corollary, for the source weight lambda = mix(Delta)."""
     place, title, name = f"app. C.7, Corollary ({part})", f"Local truncation for {which}", f"local_truncation_{key}"
+    measured = f"|measured slope - {order}|", f"largest error / ({formula})"
 
-    def errors() -> Array:
-        return _errors(lambda step: _cell(step, mix(step)))
+    @check(place, f"{title}: order {order}", at_most=0.1, name=f"{name}_order", measured=measured[0])
+    def _order_of_errors() -> float:
+        return abs(_order(_errors(lambda step: _cell(step, mix(step)))) - order)
 
-    measured_order = check(
-        place, f"{title}: order {order}", at_most=0.1, name=f"{name}_order", measured=f"|measured slope - {order}|"
-    )
-    measured_order(lambda: abs(_order(errors()) - order))
-    constant = check(place, f"{title}: constant", at_most=1.0, name=f"{name}_constant", measured=f"largest error / ({formula})")
-    constant(lambda: np.max(errors() / bound(*_suprema())))
+    @check(place, f"{title}: constant", at_most=1.0, name=f"{name}_constant", measured=measured[1])
+    def _constant() -> float:
+        return np.max(_errors(lambda step: _cell(step, mix(step))) / bound(*_suprema()))
 
 
 _check_truncation(

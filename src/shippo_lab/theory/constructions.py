@@ -13,14 +13,11 @@ from shippo_ssm.projection.signals import as_signal
 
 
 class Closure(NamedTuple):
-    """How well d_t psi = A_L psi, B_L = psi(t, t) and G = I hold at one time, as relative maxima."""
+    """How far d_t psi = A_L psi (inside the support), B_L = psi(t, t) and G = I fail: largest errors over largest values."""
 
     derivative: float
-    """max |d_t psi - A_L psi| / max |d_t psi| inside the support, d_t psi by finite differences."""
     source: float
-    """max |B_L - psi(t, t)| / max |psi(t, t)|."""
     gram: float
-    """max |G - I|."""
 
 
 def psi_rate(measure: Measure, t: float, tau: Array) -> Array:
@@ -34,17 +31,14 @@ def psi_rate(measure: Measure, t: float, tau: Array) -> Array:
 
 
 def closure(measure: Measure, t: float) -> Closure:
-    """The `Closure` of a measure at time t."""
+    """The `Closure` of a measure at time t, d_t psi by finite differences."""
     low = max(measure._start(t), 0.0)
     tau = low + (t - low) * np.linspace(0.02, 0.98, 97)
     rate = psi_rate(measure, t, tau)
     gap = rate - measure._psi(t, tau) @ measure.A(t).T
     end = measure._psi(t, np.asarray(t))
-    return Closure(
-        derivative=float(np.abs(gap).max() / max(np.abs(rate).max(), 1e-300)),
-        source=float(np.abs(measure.B(t) - end).max() / np.abs(end).max()),
-        gram=float(np.abs(measure.gram(t) - np.eye(measure.N)).max()),
-    )
+    source, gram = np.abs(measure.B(t) - end).max() / np.abs(end).max(), np.abs(measure.gram(t) - np.eye(measure.N)).max()
+    return Closure(np.abs(gap).max() / max(np.abs(rate).max(), 1e-300), source, gram)
 
 
 class BasisPath(Measure):
@@ -116,10 +110,8 @@ class MetricOnly:
     metric: Callable[[float, float], Array]
     """(t, tau) -> [d, d], symmetric positive definite, for numbers t and tau."""
     width: int
-    """Number of channels d."""
 
     def _metrics(self, t: float, tau: Array) -> Array:
-        """M(t, tau) [M, d, d] for times tau [M]."""
         return np.stack([self.metric(t, float(time)) for time in tau])
 
     def operator(self, t: float) -> Array:

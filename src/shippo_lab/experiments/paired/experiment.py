@@ -15,11 +15,10 @@ from functools import partial
 import torch
 
 from shippo_lab.experiments.paired.figure import TABLES, main_evidence
-from shippo_lab.experiments.paired.matrix_state import MatrixState, PairedConfig, held_out, scores
+from shippo_lab.experiments.paired.matrix_state import MatrixState, PairedConfig, held_out, last_state, scores
 from shippo_lab.harness import experiment as lab
 from shippo_lab.harness.stacked import train_stack
 from shippo_lab.tasks.paired import Examples
-from shippo_ssm.scan import block_affine_scan
 
 SMOKE = PairedConfig(steps=60, num_seeds=2, batch=32, eval_batches=4, eval_every=30)
 RANKS = (1, 2, 4, 8)
@@ -29,18 +28,14 @@ COST = {"solver": 0.1, "none": 1.0, "oracle": 1.7, "learned": 2.5, "selective": 
 
 def rows(base: PairedConfig | None = None) -> tuple[PairedConfig, ...]:
     """The ten rows of the paper's two paired tables, as variants of one configuration."""
-    base = base or PairedConfig()
-    blind = [replace(base, name=f"no-right-r{rank}", label=f"No-right r = {rank}", rank=rank) for rank in RANKS]
-    learned = replace(base, right="learned")
+    vary = partial(replace, base or PairedConfig())
+    starts = ("true", "zero", "random")
     return (
-        replace(base, name="solver", label="Oracle solver", right="solver", steps=0),
-        *blind,
-        replace(base, name="oracle", label="SHiPPO oracle R", right="oracle"),
-        *(
-            replace(learned, name=f"learned-{start}", label=f"SHiPPO learned R ({start} start)", start=start)
-            for start in ("true", "zero", "random")
-        ),
-        replace(base, name="selective", label="SHiPPO selective R", right="selective"),
+        vary(name="solver", label="Oracle solver", right="solver", steps=0),
+        *(vary(name=f"no-right-r{rank}", label=f"No-right r = {rank}", rank=rank) for rank in RANKS),
+        vary(name="oracle", label="SHiPPO oracle R", right="oracle"),
+        *(vary(name=f"learned-{s}", label=f"SHiPPO learned R ({s} start)", right="learned", start=s) for s in starts),
+        vary(name="selective", label="SHiPPO selective R", right="selective"),
     )
 
 
@@ -49,11 +44,8 @@ def solve(config: PairedConfig, seeds: tuple[int, ...]) -> lab.RowResult:
     task = config.task
 
     def answer(examples: Examples) -> torch.Tensor:
-        still = torch.eye(config.width).expand(*examples.coef.shape[:-1], 1, -1, -1)
-        right = torch.cat([still, task.right(examples)], -3)
-        update = torch.nn.functional.pad(examples.value[..., None, None, :], (0, 0, 0, 0, 0, 2))
-        left = torch.ones(*right.shape[:-2], 1)
-        return block_affine_scan(left, right, update, backend="reference")[..., -1, 0, :]
+        left = torch.ones(*examples.coef.shape, 1)
+        return last_state(left, task.right(examples), examples.value.unsqueeze(-2)).squeeze(-2)
 
     ordinary, pairs = held_out(config, seeds)
     difference, truth = (of(pairs) - of(pairs.swapped()) for of in (answer, task.answer))

@@ -96,6 +96,16 @@ def scores(answer: Tensor, truth: Tensor, difference: Tensor, true_difference: T
     return {"nmse": nmse(answer, truth).tolist(), "pair_nmse": pair[0].tolist(), "pair_r2": pair[1].tolist()}
 
 
+def last_state(left: Tensor, right: Tensor | None, source: Tensor) -> Tensor:
+    """H_3 [.., N, d]: `source` [.., N, d] is written, then two operations act with left [.., 2, N] and right [.., 2, d, d]."""
+    left = torch.nn.functional.pad(left, (0, 0, 1, 0), value=1.0)
+    update = torch.nn.functional.pad(source.unsqueeze(-3), (0, 0, 0, 0, 0, 2))
+    if right is not None:
+        still = torch.eye(right.shape[-1]).expand(*right.shape[:-3], 1, -1, -1)
+        right = torch.cat([still, right], -3)
+    return block_affine_scan(left, right, update, backend="reference")[..., -1, :, :]
+
+
 def transport(value: Tensor, right: Tensor) -> Tensor:
     """x^T R for many small matrices, [.., d], [.., d, d] -> [.., d]; a product and a sum beat a batched matmul at d = 4."""
     return (value.unsqueeze(-1) * right).sum(-2)
@@ -123,7 +133,6 @@ class MatrixState:
             shapes |= {"emit": (hidden, d * d), "emit_bias": (1, d * d)}
         self.layout = Layout(shapes)
         self.blocks = torch.block_diag(*[torch.ones(config.group_width, config.group_width)] * (d // config.group_width))
-        self.identity = torch.eye(d)
         self.ordinary, self.pairs = held_out(config, seeds)
 
     def init(self, seed: int) -> dict[str, Tensor]:
@@ -158,20 +167,21 @@ class MatrixState:
             parameters["hidden_bias"], parameters["emit_bias"] = torch.zeros(1, config.controller_width), torch.zeros(1, d * d)
         return parameters
 
+    def one_hot(self, examples: Examples) -> Tensor:
+        return torch.nn.functional.one_hot(examples.generator, self.config.num_generators).to(examples.coef)
+
     def features(self, examples: Examples) -> Tensor:
         """phi = (one-hot generator, one-hot generator times coefficient) of both operations, [.., 2, 2K]."""
-        hot = torch.nn.functional.one_hot(examples.generator, self.config.num_generators).to(examples.coef)
+        hot = self.one_hot(examples)
         return torch.cat([hot, hot * examples.coef.unsqueeze(-1)], -1)
 
     def right_input(self, examples: Examples) -> Tensor:
         """What the right action is made from: the oracle's R itself, or the powers c^k, k = 1.., at the generator's place."""
-        kind = self.config.right
-        if kind == "oracle":
+        if self.config.right == "oracle":
             return self.task.right(examples) * self.blocks
-        if kind == "learned":
-            hot = torch.nn.functional.one_hot(examples.generator, self.config.num_generators).to(examples.coef)
+        if self.config.right == "learned":
             powers = examples.coef.unsqueeze(-1).expand(*examples.coef.shape, SERIES_DEGREE).cumprod(-1)
-            return (hot.unsqueeze(-1) * powers.unsqueeze(-2)).flatten(-2)
+            return (self.one_hot(examples).unsqueeze(-1) * powers.unsqueeze(-2)).flatten(-2)
         return examples.coef
 
     def block(self, index: int) -> PairedBatch:
@@ -194,7 +204,7 @@ class MatrixState:
             for k in range(2, SERIES_DEGREE + 1):
                 powers.append(powers[-1] @ powers[0] / k)
             series = torch.stack(powers, 2).flatten(3).flatten(1, 2)
-            right = torch.baddbmm(self.identity.reshape(-1), batch.right.flatten(1, 2), series)
+            right = torch.baddbmm(torch.eye(d).reshape(-1), batch.right.flatten(1, 2), series)
         else:
             right = expm(self.emit(parameters, batch.features.flatten(1, 2)))
         right = right.view(*batch.right.shape[:3], d, d)
@@ -242,10 +252,11 @@ class MatrixState:
 
     def right(self, parameters: dict[str, Tensor], examples: Examples) -> Tensor | None:
         """The generated R_t of both operations before any block restriction, [S, M, 2, d, d]; `None` for the identity."""
-        kind = self.config.right
-        if kind in ("none", "oracle"):
-            return None if kind == "none" else self.task.right(examples)
-        if kind == "learned":
+        if self.config.right == "none":
+            return None
+        if self.config.right == "oracle":
+            return self.task.right(examples)
+        if self.config.right == "learned":
             seed = torch.arange(len(self.seeds))[:, None, None]
             return expm(examples.coef[..., None, None] * parameters["generators"][seed, examples.generator])
         generator = self.emit(parameters, self.features(examples).flatten(1, 2))
@@ -255,13 +266,8 @@ class MatrixState:
         """y [S, M, d], token by token: WRITE(v), then the two operations with `right` [S, M, 2, d, d] (`None`: identity)."""
         value = self.front(parameters, examples.value)
         source = torch.einsum("sjn,smjd->smnd", parameters["write"], value) / math.sqrt(self.config.rank)
-        update = torch.nn.functional.pad(source.unsqueeze(2), (0, 0, 0, 0, 0, 2))
         left = torch.exp(torch.einsum("smtk,skn->smtn", self.features(examples), parameters["left"]))
-        left = torch.nn.functional.pad(left, (0, 0, 1, 0), value=1.0)
-        if right is not None:
-            still = self.identity.expand(*right.shape[:2], 1, -1, -1)
-            right = torch.cat([still, right * self.blocks], 2)
-        state = block_affine_scan(left, right, update, backend="reference")[:, :, -1]
+        state = last_state(left, None if right is None else right * self.blocks, source)
         return torch.bmm(state.flatten(2), self.config.readout_gain * parameters["readout"])
 
     def evaluate(self, parameters: dict[str, Tensor]) -> dict[str, list[float]]:
