@@ -213,8 +213,7 @@ def figure(result: lab.Result, path: Path) -> None:
         right.plot([count / row.mean("training") for count in read], means, color=colour)
     right.set_xscale("log")
     for axes, label in ((left, "million bytes read"), (right, "seconds of training, one core")):
-        axes.set_xlabel(label)
-        axes.set_ylabel("bits per byte, validation")
+        axes.set(xlabel=label, ylabel="bits per byte, validation")
     drawing.legend(loc="outside right center", fontsize=7, frameon=False)
     save(drawing, path)
 

@@ -41,8 +41,7 @@ def save(figure: Figure, path: Path) -> None:
 def blank(axes: Axes) -> None:
     """A drawing board: coordinates from 0 to 1, no axes shown."""
     axes.set_axis_off()
-    axes.set_xlim(0, 1)
-    axes.set_ylim(0, 1)
+    axes.set(xlim=(0, 1), ylim=(0, 1))
 
 
 PANELS = {

@@ -34,10 +34,9 @@ def against_operations(axes: Axes, row: FinishedRow, key: str, **style: Any) -> 
 
 
 def _log_axis(axes: Axes, ticks: list[int], label: str, shift: int = 0) -> None:
-    axes.set_xscale("log")
-    axes.set_xticks([tick + shift for tick in ticks], [str(tick) for tick in ticks])
+    axes.set(xscale="log", xlabel=label)
+    axes.set_xticks([tick + shift for tick in ticks], map(str, ticks))
     axes.minorticks_off()
-    axes.set_xlabel(label)
 
 
 def name_axes(by_length: Axes, lengths: list[int], by_operations: Axes) -> None:
@@ -46,23 +45,22 @@ def name_axes(by_length: Axes, lengths: list[int], by_operations: Axes) -> None:
     _log_axis(by_operations, [0, 1, 3, 7, 15, 31, 63, 127], "operations since the binding", shift=1)
 
 
-def coloured(result: Result) -> list[tuple[FinishedRow, str]]:
-    """The models of a result, each with its colour."""
-    return list(zip((row for name, row in result.rows.items() if name != "untouched"), SERIES))
+def lengths_of(row: FinishedRow) -> tuple[list[int], int]:
+    """Lengths of the evaluation, and the one whose operations are shown: that of training, if it is among them."""
+    lengths, trained = row.config["eval_lengths"], row.config["length"]
+    return lengths, trained if trained in lengths else lengths[0]
 
 
 def mqar_figure(result: Result, path: Path) -> None:
     """Coordinate and exact accuracy against length (top) and operations since the binding (bottom)."""
-    models, untouched = coloured(result), result.rows.get("untouched")
+    models, untouched = [row for name, row in result.rows.items() if name != "untouched"], result.rows.get("untouched")
     if not models:
         raise ValueError("the result has no model yet; train one with `shippo run mqar --resume`")
-    first = models[0][0]
-    lengths, trained = first.config["eval_lengths"], first.config["length"]
-    shown = trained if trained in lengths else lengths[0]
+    first, (lengths, shown) = models[0], lengths_of(models[0])
     figure, panels = new_figure(7.5, 6.4, 2, 2)
     for column, (key, label) in enumerate((("coordinate", "coordinate accuracy"), ("exact", "exact accuracy"))):
         top, bottom = panels[column], panels[2 + column]
-        for row, colour in models:
+        for row, colour in zip(models, SERIES):
             against_length(top, row, key, color=colour, label=row.label)
             against_operations(bottom, row, f"{key}_{shown}", color=colour)
         against_length(top, first, f"untouched_{key}", **KNOWN)
@@ -71,9 +69,8 @@ def mqar_figure(result: Result, path: Path) -> None:
                 against_length(top, untouched, f"within_{count}_{key}", color=PAPER, linestyle=":", linewidth=1, label=words)
         against_operations(bottom, first, f"untouched_{key}_{shown}", **KNOWN)
         name_axes(top, lengths, bottom)
-        top.set_title(label)
-        bottom.set_title(f"{label}, length {shown}")
-        for axes in (top, bottom):
+        for axes, title in ((top, label), (bottom, f"{label}, length {shown}")):
+            axes.set_title(title)
             axes.set_ylim(bottom=0)
     figure.legend(*panels[0].get_legend_handles_labels(), loc="outside lower center", fontsize=8, ncols=3, frameon=False)
     figure.suptitle(f"Transport-MQAR, preset {result.preset}")
@@ -86,25 +83,22 @@ def depth_figure(result: Result, path: Path) -> None:
     figure, panels = new_figure(6.5, 3.2 * len(depths), rows=len(depths))
     for axes, depth in zip(panels, depths):
         rows = [row for row in result.rows.values() if row.config["n_layers"] == depth]
-        lengths, trained = rows[0].config["eval_lengths"], rows[0].config["length"]
-        shown = trained if trained in lengths else lengths[0]
+        shown = lengths_of(rows[0])[1]
         for row, colour in zip(rows, SERIES):
             against_operations(axes, row, f"exact_{shown}", color=colour, label=row.label)
         against_operations(axes, rows[0], f"untouched_exact_{shown}", **KNOWN)
         _log_axis(axes, [0, 1, 3, 7, 15, 31], "operations since the binding", shift=1)
-        axes.set_title(f"{depth} layer{'s' * (depth > 1)}, {shown} events")
-        axes.set_ylabel("exact accuracy")
+        axes.set(title=f"{depth} layer{'s' * (depth > 1)}, {shown} events", ylabel="exact accuracy")
         axes.legend(loc="center left", bbox_to_anchor=(1, 0.5), fontsize=7, frameon=False)
     save(figure, path)
 
 
 def rotation_figure(result: Result, path: Path) -> None:
     """Quarter turns: learning curves, exact accuracy against length, and by operations at the longest length."""
-    models = coloured(result)
-    first = models[0][0]
+    first = next(iter(result.rows.values()))
     lengths, trained = first.config["eval_lengths"], first.config["curriculum"][-1][1]
     figure, (learning, by_length, by_operations) = new_figure(6.5, 8, rows=3)
-    for row, colour in models:
+    for row, colour in zip(result.rows.values(), SERIES):
         means = [statistics.fmean(numbers) for numbers in row.curves["exact"]]
         learning.plot(row.curves["step"], means, color=colour, label=row.label)
         against_length(by_length, row, "exact", color=colour, label=row.label)
@@ -119,7 +113,6 @@ def rotation_figure(result: Result, path: Path) -> None:
     name_axes(by_length, lengths, by_operations)
     titles = {learning: f", length {trained}", by_length: " after training", by_operations: f", length {lengths[-1]}"}
     for axes, title in titles.items():
-        axes.set_title(f"exact accuracy{title}")
-        axes.set_ylim(-0.02, 1.02)
+        axes.set(title=f"exact accuracy{title}", ylim=(-0.02, 1.02))
     figure.legend(*by_length.get_legend_handles_labels(), loc="outside lower center", fontsize=8, ncols=2, frameon=False)
     save(figure, path)

@@ -38,13 +38,11 @@ def _by_rank(axes: Axes, result: Result, key: str, label: str) -> None:
     found = [row for name, row in result.rows.items() if name.startswith("no-right")]
     ranks = [row.config["rank"] for row in found]
     axes.errorbar(ranks, [row.mean(key) for row in found], [row.std(key) for row in found], fmt="o-", color=OURS, label="ours")
-    paper = [paper_row(TABLES, row.name)[key] for row in found]
-    spread = [std or 0.0 for _, std in paper]
-    axes.errorbar(ranks, [mean for mean, _ in paper], spread, fmt="s--", color=PAPER, label="paper", markersize=4)
+    paper, spread = zip(*(paper_row(TABLES, row.name)[key] for row in found))
+    axes.errorbar(ranks, paper, [std or 0.0 for std in spread], fmt="s--", color=PAPER, label="paper", markersize=4)
     axes.set_xscale("log", base=2)
-    axes.set_xticks(ranks, [str(rank) for rank in ranks])
-    axes.set_xlabel("write rank r")
-    axes.set_ylabel(label)
+    axes.set_xticks(ranks, map(str, ranks))
+    axes.set(xlabel="write rank r", ylabel=label)
 
 
 def main_evidence(result: Result, path: Path) -> None:
@@ -56,9 +54,8 @@ def main_evidence(result: Result, path: Path) -> None:
     figure, (task, ordinary, pair, transported) = new_figure(8, 6, 2, 2)
     _schematic(task)
     _by_rank(ordinary, result, "nmse", "Eval NMSE")
-    bound = [row.mean("order_averaged_bound") for row in result.rows.values() if "order_averaged_bound" in row.metrics]
-    if bound:
-        ordinary.axhline(bound[0], color=BOUND, ls=":", label="order-averaged bound")
+    bound = result.rows[blind[0]].mean("order_averaged_bound")
+    ordinary.axhline(bound, color=BOUND, ls=":", label="order-averaged bound")
     ordinary.set_yscale("log")
     legend_below(ordinary)
     _by_rank(pair, result, "pair_nmse", r"Pair $\Delta$ NMSE")
@@ -68,15 +65,13 @@ def main_evidence(result: Result, path: Path) -> None:
     for offset, key, color, label in kinds:
         for place, row in enumerate(right):
             transported.plot([place + offset] * 2, [min(row.metrics[key]), max(row.metrics[key])], color=color, lw=1)
-            transported.plot(place + offset, row.mean(key), "o", color=color, label=label if place == 0 else None)
+            transported.plot(place + offset, row.mean(key), "o", color=color, label=None if place else label)
     for place, row in enumerate(right):
         if paper := paper_row(TABLES, row.name).get("pair_nmse"):
-            transported.plot(place - 0.12, paper[0], "s", color=PAPER, markersize=4, label="paper" if place == 0 else None)
-    transported.set_yscale("log")
-    transported.set_ylabel(r"Pair $\Delta$ NMSE")
-    transported.set_xticks(
-        range(len(right)), [row.label.replace("SHiPPO ", "").replace(" (", "\n(") for row in right], fontsize=7
-    )
+            transported.plot(place - 0.12, paper[0], "s", color=PAPER, markersize=4, label=None if place else "paper")
+    transported.set(yscale="log", ylabel=r"Pair $\Delta$ NMSE")
+    names = [row.label.replace("SHiPPO ", "").replace(" (", "\n(") for row in right]
+    transported.set_xticks(range(len(right)), names, fontsize=7)
     legend_below(transported, 3)
     for axes, letter in zip((task, ordinary, pair, transported), "abcd"):
         axes.set_title(f"({letter})", loc="left", fontsize=10)
@@ -92,8 +87,6 @@ def falling_errors(result: Result, path: Path) -> None:
             steps, curves = row.curves["step"], row.curves[key]
             axes.plot(steps, [sum(seeds) / len(seeds) for seeds in curves], color=color, label=row.label)
             axes.fill_between(steps, list(map(min, curves)), list(map(max, curves)), color=color, alpha=0.2)
-        axes.set_yscale("log")
-        axes.set_xlabel("training step")
-        axes.set_ylabel(label)
+        axes.set(yscale="log", xlabel="training step", ylabel=label)
     figure.legend(*panels[-1].get_legend_handles_labels(), loc="outside right center", fontsize=8, frameon=False)
     save(figure, path)

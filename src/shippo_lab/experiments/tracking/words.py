@@ -162,13 +162,11 @@ def words_figure(result: lab.Result, path: Path) -> None:
     rows = result.rows.values()
     compared = [row for row in rows if row.config["group"] == "A5" and row.config["elements"] == "all"]
     compared = [row for row in compared if row.config["train_length"] == min(r.config["train_length"] for r in compared)]
-    others = [row for row in rows if row not in compared]
     figure, (left, middle, right) = new_figure(7, 10, rows=3)
     _by_position(left, compared, "A5, all elements")
-    _by_position(middle, others, "longer words, fewer elements, S5")
-    known = next((row for row in result.rows.values() if "learned" in row.notes), None)
-    if known is not None:
-        _characters(right, known)
+    _by_position(middle, [row for row in rows if row not in compared], "longer words, fewer elements, S5")
+    for row in [row for row in rows if "learned" in row.notes][:1]:
+        _characters(right, row)
     save(figure, path)
 
 
@@ -179,9 +177,7 @@ def _by_position(axes: Axes, rows: list[lab.FinishedRow], title: str) -> None:
         axes.plot(row.notes["positions"], means, color=colour, linestyle=dashed, label=row.label)
         axes.axvline(row.config["train_length"], color=PAPER, linewidth=0.6, linestyle=":")
     axes.set_xscale("log", base=2)
-    axes.set_ylim(-0.02, 1.02)
-    axes.set_xlabel("elements read (dotted: longest in training)")
-    axes.set_title(f"product right: {title}")
+    axes.set(ylim=(-0.02, 1.02), xlabel="elements read (dotted: longest in training)", title=f"product right: {title}")
     legend_below(axes)
 
 
@@ -198,10 +194,9 @@ def _characters(axes: Axes, row: lab.FinishedRow) -> None:
         held = [str(irrep.shape[-1]) for irrep, times in zip(group.irreps, count) for _ in range(times)]
         axes.annotate(" + ".join(held), (places[-1] + 0.1, (count @ group.characters)[-1]), fontsize=7, va="center")
     axes.plot(places, traces[close].T, ".", color=OURS, markersize=6)
-    axes.set_xlim(-0.3, len(sizes) - 0.3)
-    axes.set_xticks(places, [f"{size}" for size in sizes])
-    axes.set_xlabel("conjugacy class (number of elements)")
-    axes.set_title(f"trace of R, {close.sum()} of {len(close)} groups hold a representation")
+    axes.set_xticks(places, map(str, sizes))
+    title = f"trace of R, {close.sum()} of {len(close)} groups hold a representation"
+    axes.set(xlim=(-0.3, len(sizes) - 0.3), xlabel="conjugacy class (number of elements)", title=title)
 
 
 # Row -> bounds that every seed has to reach.
