@@ -114,23 +114,22 @@ def list_experiments(as_json: Json = False, wide: Wide = False) -> None:
     from shippo_lab.experiments import all_experiments
     from shippo_lab.harness.store import as_user_error, committed
 
-    rows = []
-    for e in all_experiments():
-        path, row = committed() / f"{e.name}.json", {"name": e.name, "title": e.title, "claim": e.claim, "protocol": e.protocol}
-        with as_user_error(path):
-            outcome = e.outcome(e.result(path)) if path.exists() else "no committed result"
-        rows.append(row | {"wall_time": e.wall_time, "presets": list(e.presets), "outcome": outcome})
-    if as_json:
-        print(json.dumps(rows, indent=1))
-        return
-    console = _console()
+    console, rows = _console(), []
     every = wide or console.width >= WIDE
     table = Table("Name", "What it shows", Column("Time", min_width=12), *["Protocol", "Presets"] * every, show_lines=True)
     table.caption = None if every else "--wide shows protocols and presets as well"
-    for row in rows:
-        more = (row["protocol"], ", ".join(row["presets"])) if every else ()
-        table.add_row(f"[bold]{row['name']}", f"{row['claim']}\n[dim]{row['outcome']}", row["wall_time"], *more)
-    console.print(table, width=max(console.width, WIDE) if wide else None)
+    for e in all_experiments():
+        path = committed() / f"{e.name}.json"
+        with as_user_error(path):
+            outcome = e.outcome(e.result(path)) if path.exists() else "no committed result"
+        words = {"name": e.name, "title": e.title, "claim": e.claim, "protocol": e.protocol, "wall_time": e.wall_time}
+        rows.append(words | {"presets": list(e.presets), "outcome": outcome})
+        more = (e.protocol, ", ".join(e.presets)) if every else ()
+        table.add_row(f"[bold]{e.name}", f"{e.claim}\n[dim]{outcome}", e.wall_time, *more)
+    if as_json:
+        print(json.dumps(rows, indent=1))
+    else:
+        console.print(table, width=max(console.width, WIDE) if wide else None)
 
 
 @command(EVIDENCE, "shippo run paired --smoke")
@@ -295,8 +294,7 @@ def inspect(
 
     rows = [dataclasses.asdict(row) for row in inspect_folder(checkpoint)]
     if as_json:
-        print(json.dumps(rows, indent=1))
-        return
+        return print(json.dumps(rows, indent=1))
     if not rows:
         raise ValueError(f"{checkpoint} has no layer with a right action; there is nothing to inspect")
     grid = Table(*rows[0], title=Text(f"Right actions of {checkpoint}"))

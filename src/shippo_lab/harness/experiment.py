@@ -12,7 +12,7 @@ import functools
 import json
 import math
 import statistics
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, fields
 from importlib import resources
 from pathlib import Path
@@ -127,32 +127,24 @@ class Highlight(NamedTuple):
 
 
 class PaperTable(NamedTuple):
-    """A table of the paper: `rows[row][metric]` = (mean, sample standard deviation or None)."""
+    """A table of the paper: `rows[row][metric]` = [mean, sample standard deviation or None]."""
 
     label: str
     caption: str
     num_seeds: int
-    rows: dict[str, dict[str, tuple[float, float | None]]]
+    rows: dict[str, dict[str, Sequence[Any]]]
 
 
-def paper_row(tables: Iterable[PaperTable], row: str) -> dict[str, tuple[float, float | None]]:
+def paper_row(tables: Sequence[PaperTable], row: str) -> dict[str, Sequence[Any]]:
     """The paper's numbers for one of our rows, from the first table that has each metric."""
-    found: dict[str, tuple[float, float | None]] = {}
-    for table in tables:
-        for metric, value in table.rows.get(row, {}).items():
-            found.setdefault(metric, value)
-    return found
+    return {metric: value for table in reversed(tables) for metric, value in table.rows.get(row, {}).items()}
 
 
 @functools.cache
 def paper_numbers() -> dict[str, PaperTable]:
     """The paper's own numbers, from the one file that holds them: its tables by key."""
     text = resources.files("shippo_lab.experiments").joinpath("paper_numbers.json").read_text()
-    tables = json.loads(text)["tables"]
-    for table in tables.values():
-        for row in table["rows"].values():
-            row.update({metric: tuple(pair) for metric, pair in row.items()})
-    return {key: PaperTable(**table) for key, table in tables.items()}
+    return {key: PaperTable(**table) for key, table in json.loads(text)["tables"].items()}
 
 
 def paper_tables(*keys: str) -> tuple[PaperTable, ...]:

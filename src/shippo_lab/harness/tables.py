@@ -14,7 +14,7 @@ from rich.text import Text
 from shippo_lab.harness.experiment import Column, Experiment, FinishedRow, Result, Verdict, paper_row
 
 
-def number(value: tuple[float, float | None] | None, spec: str) -> str:
+def number(value: Sequence[Any] | None, spec: str) -> str:
     """mean ± std, the deviation with two digits; a dash for `None`."""
     if value is None:
         return "–"
@@ -22,11 +22,11 @@ def number(value: tuple[float, float | None] | None, spec: str) -> str:
     return f"{mean:{spec}}" if std is None else f"{mean:{spec}} ± {std:.2g}"
 
 
-def our_number(row: FinishedRow, column: Column, *, spread: bool = True) -> str:
+def our_number(row: FinishedRow, column: Column) -> str:
     """A row's number in a column; with a deviation for several seeds."""
     if column.key not in row.metrics:
         return "–"
-    return number((row.mean(column.key), row.std(column.key) if spread and len(row.seeds) > 1 else None), column.format)
+    return number((row.mean(column.key), row.std(column.key) if len(row.seeds) > 1 else None), column.format)
 
 
 class Line(NamedTuple):
@@ -38,21 +38,17 @@ class Line(NamedTuple):
     verdict: Verdict | None
 
 
-def lines(
-    experiment: Experiment, result: Result, columns: Sequence[Column] | None = None, *, spread: bool = True
-) -> list[Line]:
+def lines(experiment: Experiment, result: Result, columns: Sequence[Column] | None = None) -> list[Line]:
     """Two lines per finished row: ours with its verdict, then the paper's."""
     verdicts = experiment.verdicts(result)
     columns = experiment.columns if columns is None else columns
     found = []
     for name, row in result.rows.items():
         label = f"{row.label} (diverged: {row.notes['diverged_at']})" if "diverged_at" in row.notes else row.label
-        ours = tuple(our_number(row, column, spread=spread) for column in columns)
-        found.append(Line(label, "ours", ours, verdicts.get(name)))
+        found.append(Line(label, "ours", tuple(our_number(row, column) for column in columns), verdicts.get(name)))
         if paper := paper_row(experiment.tables, name):
-            values = (paper.get(column.key) for column in columns)
-            theirs = (value if spread else value and (value[0], None) for value in values)
-            found.append(Line("", "paper", tuple(map(number, theirs, (column.format for column in columns))), None))
+            theirs = tuple(number(paper.get(column.key), column.format) for column in columns)
+            found.append(Line("", "paper", theirs, None))
     return found
 
 
@@ -64,20 +60,18 @@ def budget(result: Result) -> str:
     """Preset, steps, seeds and time of a result; where rows differ, those of most rows and the exceptions."""
     labels: dict[str, list[str]] = {}
     for row in result.rows.values():
-        steps, seeds = row.config.get("steps", 0), len(row.seeds)
-        if steps:
+        if steps := row.config.get("steps", 0):
+            seeds = len(row.seeds)
             labels.setdefault(f"{steps:,} steps, {seeds} seed{'s' * (seeds != 1)}", []).append(row.label)
     most = max(labels, key=lambda words: len(labels[words]), default="")
     others = "; ".join(f"{' / '.join(names)}: {words}" for words, names in labels.items() if words != most)
-    exceptions = f" (but {others})" if others else ""
-    return f"preset {result.preset}, {most}{exceptions}, {result.seconds / 60:.1f} minutes"
+    return f"preset {result.preset}, {most}{others and f' (but {others})'}, {result.seconds / 60:.1f} minutes"
 
 
 def facts(experiment: Experiment, result: Result) -> str:
     """Where the numbers come from, in one line."""
-    tables = ", ".join(table.label for table in experiment.tables)
     spread = "; mean ± sample standard deviation" if any(len(row.seeds) > 1 for row in result.rows.values()) else ""
-    paper = f"; paper: {tables}" if tables else ""
+    paper = f"; paper: {', '.join(table.label for table in experiment.tables)}" if experiment.tables else ""
     early = "; too short to be judged" if result.preset in experiment.unjudged else ""
     return f"{result.source}: {budget(result)}, torch {result.versions['torch']}{spread}{paper}{early}"
 
@@ -102,17 +96,18 @@ def as_text(experiment: Experiment, result: Result, *, narrow: bool = False) -> 
     if narrow:
         columns = [column for column in columns if column.key in experiment.main] or columns[:3]
         caption += "\n--wide shows every column, the spread, and what a verdict is about"
-    found = lines(experiment, result, columns, spread=not narrow)
+    found = lines(experiment, result, columns)
+    if narrow:
+        found = [line._replace(cells=tuple(cell.split(" ±")[0] for cell in line.cells)) for line in found]
     # `Text`, since brackets in titles and labels are not markup.
     title, caption = Text(experiment.title), Text(caption)
     table = Table(title=title, caption=caption, caption_justify="left", box=SIMPLE, padding=(0, 1, 0, 0))
     table.add_column("Model", min_width=19)
     table.add_column("", min_width=5)
-    for place, column in enumerate(columns):
+    for column, *cells in zip(columns, *(line.cells for line in found)):
         name = heading(column).replace(" ↓", "↓").replace(" ↑", "↑")
         # Without a minimum rich cuts numbers where the terminal is narrow.
-        words = name.split() if narrow else [name]
-        least = max(map(len, [*words, *(line.cells[place] for line in found)]))
+        least = max(map(len, [*(name.split() if narrow else [name]), *cells]))
         table.add_column(name, justify="right", min_width=least, max_width=max(10, least))
     table.add_column("Verdict", min_width=13 if narrow else 24, max_width=13 if narrow else 44)
     for line in found:
@@ -140,8 +135,7 @@ def as_data(experiment: Experiment, result: Result) -> dict[str, Any]:
     for name, row in result.rows.items():
         keys = [column.key for column in experiment.columns if column.key in row.metrics]
         ours = {key: [row.mean(key), row.std(key)] for key in keys}
-        paper = {key: list(value) for key, value in paper_row(experiment.tables, name).items()}
-        facts = {"name": name, "label": row.label, "seeds": len(row.seeds), "ours": ours, "paper": paper}
+        facts = {"name": name, "label": row.label, "seeds": len(row.seeds), "ours": ours}
         holds, words = verdicts.get(name, (None, None))
-        rows.append(facts | {"holds": holds, "verdict": words})
+        rows.append(facts | {"paper": paper_row(experiment.tables, name), "holds": holds, "verdict": words})
     return {"experiment": experiment.name, "preset": result.preset, "source": result.source, "rows": rows}

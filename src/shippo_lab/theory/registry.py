@@ -18,7 +18,7 @@ from typing import Any, Literal, SupportsFloat
 import numpy as np
 from rich.console import Console
 from rich.markup import escape
-from rich.table import Table
+from rich.table import Column, Table
 
 from shippo_ssm import __version__
 
@@ -46,8 +46,9 @@ class CheckResult:
         return within and math.isfinite(self.residual)
 
     @property
-    def relation(self) -> str:
-        return "\u2264" if self.sense == "<=" else "\u2265"
+    def limit(self) -> str:
+        """Sense and bound, such as "≤ 1e-08"."""
+        return f"{'≤' if self.sense == '<=' else '≥'} {self.bound:.0e}"
 
     @property
     def section(self) -> str:
@@ -91,10 +92,10 @@ def check(
     `gap`. A statement that two things are equal has a bound `at_most`; one that they differ, `at_least`.
     """
 
+    sense, bound = ("<=", at_most) if math.isnan(at_least) else (">=", at_least)
+
     def register(function: Callable[[], SupportsFloat | Pairs]) -> Check:
-        key = name or function.__name__
-        words = measured or function.__doc__ or ""
-        sense, bound = ("<=", at_most) if math.isnan(at_least) else (">=", at_least)
+        key, words = name or function.__name__, measured or function.__doc__ or ""
 
         def run() -> CheckResult:
             found = function()
@@ -126,23 +127,19 @@ def run_check(name: str, check: Check) -> CheckResult:
 
 
 def _all_rows(rows: Sequence[CheckResult], wide: bool) -> Table:
-    table = Table()
-    table.add_column("statement", ratio=5)
-    if wide:
-        table.add_column("what is measured", ratio=5)
-    for heading in ("residual", "bound", "holds"):
-        table.add_column(heading, justify="right", no_wrap=True)
+    text = [Column(heading, ratio=5) for heading in ("statement", *["what is measured"] * wide)]
+    numbers = (Column(heading, justify="right", no_wrap=True) for heading in ("residual", "bound", "holds"))
+    table = Table(*text, *numbers)
     for row in rows:
         place = f" [dim]({escape(row.place)})[/]" if row.place else ""
-        numbers = f"{row.residual:.1e}", f"{row.relation} {row.bound:.0e}", "[green]yes[/]" if row.holds else "[bold red]NO[/]"
+        numbers = f"{row.residual:.1e}", row.limit, "[green]yes[/]" if row.holds else "[bold red]NO[/]"
         table.add_row(f"{escape(row.statement)}{place}", *([escape(row.measured)] if wide else []), *numbers)
     return table
 
 
 def _by_section(rows: Sequence[CheckResult]) -> Table:
-    table = Table("section of the paper", "about")
-    for heading in ("statements", "hold"):
-        table.add_column(heading, justify="right")
+    counts = (Column(heading, justify="right") for heading in ("statements", "hold"))
+    table = Table("section of the paper", "about", *counts)
     for name, members in by_section(rows).items():
         count = sum(row.holds for row in members)
         style = "green" if count == len(members) else "bold red"
@@ -156,8 +153,7 @@ def _select(only: str | Sequence[str]) -> list[str]:
     for part in parts:
         if not any(part in name for name in CHECKS):
             close = ", ".join(difflib.get_close_matches(part, CHECKS, 3, 0.4) or list(CHECKS)[:3])
-            expected = f"expected a part of the name of a check (the keys of shippo_lab.theory.CHECKS), such as {close}"
-            raise ValueError(f"verify: `only` is {part!r}; {expected}")
+            raise ValueError(f"verify: `only` is {part!r}; expected a part of the name of a check, such as {close}")
     return [name for name in CHECKS if not parts or any(part in name for part in parts)]
 
 
@@ -173,10 +169,8 @@ def verify(
         every: print every row; without it, and without `only`, a summary by section and the rows that do not hold.
         wide: print what is measured as well; without, rows fit into 80 columns.
     """
-    names = _select(only or ())
-    console = console or Console()
-    start = time.perf_counter()
-    rows = [run_check(name, CHECKS[name]) for name in names]
+    console, start = console or Console(), time.perf_counter()
+    rows = [run_check(name, CHECKS[name]) for name in _select(only or ())]
     seconds = time.perf_counter() - start
     failed = [row for row in rows if not row.holds]
     summarise = not (every or only)
@@ -187,8 +181,7 @@ def verify(
     outcome = f"{len(failed)} do not hold" if failed else "all hold"
     console.print(f"{len(rows)} statements in {seconds:.1f} s: {outcome}" + ("; --all prints every one" if summarise else ""))
     if out is not None:
-        path = out / "verify.json" if out.is_dir() else out
-        records = [row.record for row in rows]
+        path, records = out / "verify.json" if out.is_dir() else out, [row.record for row in rows]
         content = {"version": __version__, "seconds": round(seconds, 2), "holds": not failed, "rows": records}
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")

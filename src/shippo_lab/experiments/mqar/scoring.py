@@ -39,10 +39,11 @@ class RecallConfig(TrainConfig):
     """Of matrix products; "auto" takes bfloat16 where it is faster and right."""
 
 
-def query_loss(model: Any, events: Events) -> Tensor:
-    """Mean cross-entropy over queries and coordinates of a model that answers there: head(features(tokens, asked))."""
-    logits = model.head(model.features(events.tokens, events.asked))
-    return F.cross_entropy(logits.flatten(0, 1), events.target[events.asked].flatten())
+def query_loss(model: Any, examples: Any, label_smoothing: float = 0.0) -> Tensor:
+    """Mean cross-entropy where an answer is `asked` of a model that gives it there: head(features(tokens, asked))."""
+    logits = model.head(model.features(examples.tokens, examples.asked))
+    target = examples.target[examples.asked].flatten()
+    return F.cross_entropy(logits.flatten(0, -2), target, label_smoothing=label_smoothing)
 
 
 def scores_of_lengths(

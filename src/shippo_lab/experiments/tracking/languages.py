@@ -12,9 +12,9 @@ letters forget (even pairs, arithmetic), the left factor or a second layer has t
 from dataclasses import dataclass, field, replace
 from functools import partial
 
-import torch.nn.functional as F
 from torch import Tensor
 
+from shippo_lab.experiments.mqar.scoring import query_loss
 from shippo_lab.experiments.tracking.curriculum import SMOOTHING, LayerConfig, Stages, drawn_lengths, held_rate
 from shippo_lab.experiments.tracking.words import LAYERS
 from shippo_lab.harness import experiment as lab
@@ -60,9 +60,7 @@ def language(config: LanguagesConfig, seed: int, name: str, steps: int) -> Train
         length, first = lengths[step], config.tokens * step
         task = LanguageTask(name=name, min_length=length, max_length=length, every=True, seed=seed)
         sentences = task.batch(range(first, first + config.tokens // length))
-        logits = model.head(model.features(sentences.tokens, sentences.asked))
-        loss = F.cross_entropy(logits, sentences.target[sentences.asked], label_smoothing=SMOOTHING)
-        return loss, sentences.tokens.numel()
+        return query_loss(model, sentences, SMOOTHING), sentences.tokens.numel()
 
     def score() -> dict[str, float]:
         near = replace(test, min_length=LENGTHS[0], max_length=LENGTHS[1])

@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-import torch.nn.functional as F
 from torch import Tensor
 
+from shippo_lab.experiments.mqar.scoring import query_loss
 from shippo_lab.experiments.tracking.curriculum import LayerConfig, held_rate
 from shippo_lab.experiments.tracking.words import LAYERS
 from shippo_lab.harness import experiment as lab
@@ -61,8 +61,7 @@ def train(config: PlainMqarConfig, seeds: tuple[int, ...], session: lab.Session)
     def loss_at(step: int) -> tuple[Tensor, int]:
         task = tasks[step % len(tasks)]
         pairs = task.batch(range(config.batch * step, config.batch * (step + 1)))
-        logits = model.head(model.features(pairs.tokens, pairs.asked))
-        return F.cross_entropy(logits, pairs.target[pairs.asked]), pairs.tokens.numel()
+        return query_loss(model, pairs), pairs.tokens.numel()
 
     def recall(length: int, num_pairs: int) -> dict[str, float]:
         return {"recall": config.task(seed, length, num_pairs).evaluate(model, config.eval_examples, 32)}

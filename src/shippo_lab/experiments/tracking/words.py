@@ -211,10 +211,14 @@ BARS: dict[str, dict[str, float]] = {
 
 @lab.by_row
 def judge(row: lab.FinishedRow, result: lab.Result) -> lab.Verdict | None:
-    """The bars of the rows that have one, for every seed; without a right action a layer must not track."""
-    labels = {column.key: column.label for column in EXPERIMENT.columns}
-    if row.name in BARS:
-        bars = BARS[row.name]
+    """The bars of the rows that have one, for every seed; without a right action a layer must not track.
+
+    A row without the numbers of its bars, as results of an earlier protocol have them, is not judged.
+    """
+    labels, bars = {column.key: column.label for column in EXPERIMENT.columns}, BARS.get(row.name, {})
+    if not bars.keys() <= row.metrics.keys():
+        return None
+    if bars:
         text = "every seed: " + ", ".join(f"{labels[key]} >= {bar:g}" for key, bar in bars.items())
         return lab.Verdict(all(min(row.metrics[key]) >= bar for key, bar in bars.items()), text)
     if row.config["layer"].get("right") == "none":

@@ -116,21 +116,21 @@ def _table(experiment: Experiment, result: Result) -> str:
 
 def theory(found: list[CheckResult]) -> str:
     """A sentence with the count, and one table per section of the paper, open only if a statement in it does not hold."""
-    parts = [
+    page = (
         "<p>Each proposition, lemma, theorem and example of the paper is a function that computes both of its sides and "
         "measures how far they are apart, or how far apart they must be. "
         f"<strong>{_count(found)}</strong> Open a section to see its residuals.</p>"
-    ]
+    )
     for name, members in by_section(found).items():
         body = []
         for row in members:
             statement = f"{text(row.statement)}<br><small>{text(row.place)}</small>"
-            bound = f'<span class="bound">{row.relation}&nbsp;{row.bound:.0e}</span>'
+            bound = f'<span class="bound">{row.limit.replace(" ", "&nbsp;")}</span>'
             body.append([statement, text(row.measured), f"{row.residual:.1e}", bound, verdict(row.holds, "")])
         grid = table(f"{name}: statements and their residuals", ["Statement", "Measured", "Residual", "Bound", ""], body)
         shown = "" if all(row.holds for row in members) else " open"
-        parts.append(f"<details{shown}><summary><strong>{name}</strong> {_count(members)}</summary>{grid}</details>")
-    return "".join(parts)
+        page += f"<details{shown}><summary><strong>{name}</strong> {_count(members)}</summary>{grid}</details>"
+    return page
 
 
 def _count(found: list[CheckResult]) -> str:
