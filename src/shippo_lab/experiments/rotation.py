@@ -53,10 +53,6 @@ class RotationConfig(RecallConfig):
     eval_every: int = 250
     eval_lengths: tuple[int, ...] = (24, 48, 96, 192, 384, 768)
 
-    def stage(self, step: int) -> tuple[int, int]:
-        """Length and number of active keys at a training step."""
-        return stage(self.curriculum, step, self.steps)
-
     def task(self, seed: int, length: int, num_active: int) -> TransportMQAR:
         return self.shared(TransportMQAR, library="rotation", length=length, num_active=num_active, rebind=False, seed=seed)
 
@@ -155,7 +151,7 @@ def train(config: RotationConfig, seeds: tuple[int, ...], session: lab.Session) 
         model,
         config,
         session,
-        train_task=lambda step: config.task(seed, *config.stage(step)),
+        train_task=lambda step: config.task(seed, *stage(config.curriculum, step, config.steps)),
         task_of=task_of,
         train_length=last_length,
         loss_of=lambda events: query_loss(model, events) + config.isometry * model.memory.distance_from_isometry(),

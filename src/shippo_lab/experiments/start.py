@@ -4,18 +4,13 @@ Claim: The default layer learns to multiply in A5 and to recall through turns; o
 Protocol: four probes, AdamW 3e-3, 3 seeds; 9 starts for 100 to 500 steps; words for 4,500 and turns for 3,000 to the end
 Time: about 25 minutes on two cores, by the times of its parts
 
-    recall  plain MQAR, 32 tokens, 4 pairs of 31 keys and 32 values: two layers of width 64
-    turns   recall through quarter turns (the `rotation` library of Transport-MQAR), 24 events, 3 keys: one layer of width 128
-    words   products of elements of A5, lengths up to 16 by a curriculum: one layer of width 64
-    text    the next byte of Python's own documentation, 128 at a time: two layers of width 64
-
 Models are default `SequenceModel`s, with a staggered convolution in `recall` and `text`, where adjacent tokens matter.
 Training is without weight decay, with warm-up, a constant rate, then a cosine to zero. Recipes were chosen on seeds 10,
 11 and 12.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -34,11 +29,9 @@ from shippo_lab.tasks.words import WordTask
 from shippo_ssm.layers import PAPER_GEOMETRY, PAPER_START
 from shippo_ssm.models import SequenceConfig, SequenceModel
 
-# Keys of the quarter turns.
-NUM_KEYS = 256
-# (until this fraction of the steps, events, active keys).
+# Quarter turns: keys, (until this fraction of the steps, events, active keys), and examples per step.
+NUM_KEYS, TURN_BATCH = 256, 64
 TURN_STAGES = ((0.15, 8, 1), (0.3, 12, 2), (1.0, 24, 3))
-TURN_BATCH = 64
 
 
 def token_probe(
@@ -56,13 +49,13 @@ def token_probe(
 
 
 def recall(layer: dict[str, Any], seed: int, steps: int, lengths: tuple[int, ...]) -> Trainee:
-    """Plain associative recall."""
+    """Plain associative recall: 32 tokens, 4 pairs of 31 keys and 32 values."""
     task = MQAR(vocab_size=64, length=32, num_pairs=4, seed=seed)
     return token_probe(task, layer, steps, 32, lambda model: {"recall": task.evaluate(model, 256, 64)})
 
 
 def text(layer: dict[str, Any], seed: int, steps: int, lengths: tuple[int, ...]) -> Trainee:
-    """The next byte."""
+    """The next byte of Python's own documentation, 128 at a time."""
     task = TextTask(length=128, seed=seed)
 
     def score(model: nn.Module) -> dict[str, float]:
@@ -72,7 +65,7 @@ def text(layer: dict[str, Any], seed: int, steps: int, lengths: tuple[int, ...])
 
 
 def words(layer: dict[str, Any], seed: int, steps: int, lengths: tuple[int, ...]) -> Trainee:
-    """Products of elements of A5 at every position."""
+    """Products of elements of A5 at every position: one layer of width 64."""
     task = WordTask(group="A5", length=16, seed=seed)
     model = SequenceModel(SequenceConfig(d_model=64, n_layers=1, vocab_size=task.vocab_size, **layer))
 
@@ -112,7 +105,7 @@ class TurnHead(nn.Module):
 
 
 def turns(layer: dict[str, Any], seed: int, steps: int, lengths: tuple[int, ...]) -> Trainee:
-    """Recall of values that quarter turns have moved, by the general layer."""
+    """Recall of values that quarter turns have moved: one layer of width 128."""
 
     def task(length: int, num_active: int) -> TransportMQAR:
         return TransportMQAR(library="rotation", length=length, num_active=num_active, rebind=False, seed=seed)
@@ -150,9 +143,8 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "none": ("Right action: none", {"right": "none"}),
     "gru": ("GRU", {"mixer": "gru"}),
 }
-# Row -> label and steps of what is trained to the end, and the lengths of its evaluation.
+# Row -> label and steps of what is trained to the end.
 SOLVED = {"words": ("A5 words, to the end", 4500), "turns": ("Quarter turns, to the end", 3000)}
-LONG: dict[str, Any] = {"word_lengths": (16, 64, 256, 1024), "turn_lengths": (24, 96, 768)}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -176,10 +168,8 @@ def compared(base: StartConfig) -> tuple[StartConfig, ...]:
 
 def rows() -> tuple[StartConfig, ...]:
     """The default start, trained until it solves words and turns; then the comparison."""
-    solved = [
-        StartConfig(name=probe, label=label, layer=PAPER_GEOMETRY, budget={probe: steps}, steps=steps, **LONG)
-        for probe, (label, steps) in SOLVED.items()
-    ]
+    long = StartConfig(layer=PAPER_GEOMETRY, word_lengths=(16, 64, 256, 1024), turn_lengths=(24, 96, 768))
+    solved = (replace(long, name=k, label=label, budget={k: n}, steps=n) for k, (label, n) in SOLVED.items())
     return (*solved, *compared(StartConfig()))
 
 

@@ -151,20 +151,17 @@ def decoding_speed(model: SequenceModel, num_tokens: int = 64) -> dict[str, floa
 
 def rate_bits(config: TextConfig, width: int, rate: float, session: lab.Session) -> float:
     """Bits on validation after a third of the steps at a learning rate; a file keeps them for the other seeds of the row."""
-    place = None if session.checkpoint is None else session.checkpoint.parent.with_name("rates") / f"{config.name}.{rate:g}"
-    file = place and place.with_name(f"{place.name}.json")
-    if file and file.exists():
-        return read_json(file)["bits"]
+    name, folder = f"{config.name}.{rate:g}", session.checkpoint and session.checkpoint.parent.with_name("rates")
+    if folder and (folder / f"{name}.json").exists():
+        return read_json(folder / f"{name}.json")["bits"]
     model, steps = make_model(config, width, RATE_SEED), max(1, config.steps // 3)
     scores = {"end": partial(validation_bits, model, config)}
-    fitted = fit(
-        replace(config, learning_rate=rate, steps=steps, eval_every=steps),
-        lab.Session(session.unit, place and place.with_name(f"{place.name}.safetensors")),
-        Trainee(model, loss_of(model, config, RATE_SEED), scores, held_rate(steps, 0.0)),
-    )
-    if file:
-        write_json(file, fitted.scores["end"])
-    return fitted.scores["end"]["bits"]
+    trainee = Trainee(model, loss_of(model, config, RATE_SEED), scores, held_rate(steps, 0.0))
+    own = lab.Session(session.unit, folder and folder / f"{name}.safetensors")
+    found = fit(replace(config, learning_rate=rate, steps=steps, eval_every=steps), own, trainee).scores["end"]
+    if folder:
+        write_json(folder / f"{name}.json", found)
+    return found["bits"]
 
 
 def train(config: TextConfig, seeds: tuple[int, ...], session: lab.Session) -> lab.RowResult:

@@ -24,7 +24,6 @@ from shippo_ssm._expect import expect_size
 
 SPLITS = ("train", "validation", "test")
 SHARES = {"topics": (0.8, 0.1, 0.1), "library": (0.9, 0.05, 0.05)}
-CORPORA = tuple(SHARES)
 # Shorter paragraphs (headings, phrases) may stand in two topics by chance.
 SHARED_CHARACTERS = 60
 # Folders of the standard library that are not its own source, or not text to learn from.
@@ -106,11 +105,10 @@ def bits(logits: Tensor, target: Tensor) -> Tensor:
 
 
 class TextScores(NamedTuple):
-    """Scores of an evaluation."""
+    """Scores of an evaluation; a token is a byte, and a few characters have two or three."""
 
     bits_per_character: float
     bits_per_token: float
-    """Bits per byte: a little less, since a few characters have two or three bytes."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -125,8 +123,8 @@ class TextTask:
     """Training windows are a function of (seed, index)."""
 
     def __post_init__(self) -> None:
-        check_choice("TextTask", "corpus", self.corpus, CORPORA)
-        longest = min(len(_ids(self.corpus, split)) for split in SPLITS) - 1
+        check_choice("TextTask", "corpus", self.corpus, tuple(SHARES))
+        longest = min(map(self.num_tokens, SPLITS)) - 1
         expect_size("TextTask", "length", self.length, f"1 to {longest}, the length of the shortest split")
         if self.length > longest:
             raise ValueError(f"TextTask: `length` is {self.length}; expected 1 to {longest}, the length of the shortest split")
