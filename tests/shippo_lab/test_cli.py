@@ -115,6 +115,7 @@ def test_ctrl_c_says_how_to_continue(monkeypatch, capsys, tmp_path):
         (("run", "paired", "--smoke", "--preset", "full"), "give one of them"),
         (("table", "paired", "--out", "missing"), "shippo run paired"),
         (("table", "paired", "--smoke"), "--preset smoke"),
+        (("table", "paired", "--preset", "huge"), "expected one of full, smoke"),
         (("figure", "paired", "--out", "picture.docx"), ".png"),
         (("figure", "nothing"), "expected one of"),
         (("inspect", "missing"), "folder of save_checkpoint"),

@@ -5,8 +5,7 @@ Protocol: weights of `shippo run mqar`, 640 examples per length; as trained, suf
 Time: 23 minutes on one CPU core, after `mqar`
 
 Paper: tab:app-zero-extra-controller-head. The suffix is the 1024 numbers per token that the controllers emit for the
-right action. Zero coordinates are not the identity: the diagonal factors of the split flow then forget at the rate
-softplus(0) = 0.69 per unit step; R -> I is the cleaner of the two.
+right action. `docs/results/suffix.md` says why R -> I is the cleaner intervention.
 """
 
 import contextlib

@@ -175,11 +175,11 @@ def train(config: TextConfig, seeds: tuple[int, ...], session: lab.Session) -> l
     scores |= {"decoding": partial(decoding_speed, model)}
     loss_at, evaluate = loss_of(model, config, seed), partial(validation_bits, model, config)
     trainee = Trainee(model, loss_at, scores, held_rate(config.steps, 0.0), evaluate)
-    fitted = fit(replace(config, learning_rate=rate), session, trainee)
-    found = {key: value for part in fitted.scores.values() for key, value in part.items()}
-    found |= {"training": fitted.notes["tokens_per_second"], "parameters": inner_parameters(model)}
-    notes = {"width": width, "learning_rate": rate, "tried": tried, "digest": digest("library")}
-    return lab.RowResult({key: [value] for key, value in found.items()}, fitted.curves, fitted.notes | notes)
+    curves, known, notes = fit(replace(config, learning_rate=rate), session, trainee)
+    found = {key: value for part in known.values() for key, value in part.items()}
+    found |= {"training": notes["tokens_per_second"], "parameters": inner_parameters(model)}
+    notes |= {"width": width, "learning_rate": rate, "tried": tried, "digest": digest("library")}
+    return lab.RowResult({key: [value] for key, value in found.items()}, curves, notes)
 
 
 @lab.by_row

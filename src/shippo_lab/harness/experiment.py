@@ -319,6 +319,8 @@ class Experiment:
             places.append(store.committed() / f"{self.name}.json")
         path = next((place for place in places if place.exists()), None)
         if path is None:
+            # An unknown preset is an error of its own.
+            self.rows(preset)
             looked = " or ".join(map(str, places))
             raise FileNotFoundError(f"no result of {self.name!r} in {looked}; make one with `{self.command(preset)}`")
         result = Result.read(path)

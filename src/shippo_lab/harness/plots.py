@@ -3,14 +3,15 @@
 `overview` draws the idea itself, the lift from HiPPO to SHiPPO.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
+else:
+    # For annotations alone.
+    Axes = Figure = Any
 
 OURS, PAPER, PLAIN, BOUND = "#1b6ca8", "#8c8c8c", "#c44e52", "#4c9f70"
 SERIES = ("#4477aa", "#ee6677", "#228833", "#ccbb44", "#aa3377", "#66ccee")
@@ -40,8 +41,8 @@ def save(figure: Figure, path: Path) -> None:
 
 def blank(axes: Axes) -> None:
     """A drawing board: coordinates from 0 to 1, no axes shown."""
-    axes.set_axis_off()
     axes.set(xlim=(0, 1), ylim=(0, 1))
+    axes.set_axis_off()
 
 
 PANELS = {

@@ -29,19 +29,12 @@ Precision = Literal["float32", "bfloat16", "auto"]
 MAX_TIME_RATIO = 0.8
 
 _PROBE = """
-import time, torch
+import timeit, torch
 torch.set_num_threads(1)
 a, b = torch.randn(512, 256), torch.randn(256, 256)
-half = a.bfloat16(), b.bfloat16()
-def seconds(left, right):
-    times = []
-    for _ in range(7):
-        begun = time.perf_counter()
-        left @ right
-        times.append(time.perf_counter() - begun)
-    return sorted(times)[1]
-error = (half[0] @ half[1] - a @ b).norm() / (a @ b).norm()
-print(float(error), seconds(*half) / seconds(a, b))
+half_a, half_b = a.bfloat16(), b.bfloat16()
+half, full = (sorted(timeit.repeat(product, number=1, repeat=7))[1] for product in (lambda: half_a @ half_b, lambda: a @ b))
+print(float((half_a @ half_b - a @ b).norm() / (a @ b).norm()), half / full)
 """
 
 
@@ -175,12 +168,12 @@ def fit_each(
         def notify(progress: Progress, before: int = before) -> None:
             session.report(min(config.steps, before + progress.step), config.steps, **progress.metrics)
 
-        own = replace(config, steps=steps, eval_every=steps)
-        fitted = fit(own, Session(session.unit, files.get(name), notify), trainee)
-        result.metrics |= {key: [number] for part in fitted.scores.values() for key, number in part.items()}
-        result.notes[f"{name}_seconds"] = fitted.notes["train_seconds"]
-        if "diverged_at" in fitted.notes:
-            places.append(f"{name}, {fitted.notes['diverged_at']}")
+        own = Session(session.unit, files.get(name), notify)
+        _, scores, notes = fit(replace(config, steps=steps, eval_every=steps), own, trainee)
+        result.metrics |= {key: [number] for part in scores.values() for key, number in part.items()}
+        result.notes[f"{name}_seconds"] = notes["train_seconds"]
+        if "diverged_at" in notes:
+            places.append(f"{name}, {notes['diverged_at']}")
         before += steps
     for file in files.values():
         file.unlink(missing_ok=True)

@@ -1,17 +1,12 @@
 """Figures of recall, drawn from result files alone: accuracy against length and against operations since the binding."""
 
-from __future__ import annotations
-
 import statistics
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from shippo_lab.harness.experiment import FinishedRow, Result
-from shippo_lab.harness.plots import PAPER, SERIES, new_figure, save
+from shippo_lab.harness.plots import PAPER, SERIES, Axes, new_figure, save
 from shippo_lab.tasks.mqar import OPERATION_BINS
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
 
 # Style of the predictor that knows untouched coordinates.
 KNOWN: dict[str, Any] = {"color": PAPER, "linestyle": "--", "label": "untouched coordinates known"}

@@ -1,10 +1,9 @@
 """A memory that only writes and one that also transports, trained on the same task: three rows of `paired`."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+
+from rich.console import Console
 
 from shippo_lab.experiments.paired import experiment as paired
 from shippo_lab.experiments.paired.figure import falling_errors
@@ -14,18 +13,9 @@ from shippo_lab.harness.progress import clock
 from shippo_lab.harness.runner import run
 from shippo_lab.harness.tables import show
 
-if TYPE_CHECKING:
-    from rich.console import Console
-
 # Points of the curves in the picture.
 EVALUATIONS = 30
 ROWS = ("no-right-r8", "learned-zero", "selective")
-
-
-def rows(steps: int) -> tuple[PairedConfig, ...]:
-    """The demonstration's rows, variants of the paired experiment's own."""
-    base = PairedConfig(steps=steps, num_seeds=2, eval_every=max(1, steps // EVALUATIONS))
-    return tuple(replace(row, num_seeds=2) for row in paired.rows(base) if row.name in ROWS)
 
 
 @lab.by_row
@@ -40,11 +30,12 @@ def judge(row: lab.FinishedRow, result: lab.Result) -> lab.Verdict:
 
 def experiment(steps: int, preset: str = "demo") -> lab.Experiment:
     """The demonstration as an experiment of its own, so that it runs and prints like the others."""
+    base = PairedConfig(steps=steps, num_seeds=2, eval_every=max(1, steps // EVALUATIONS))
     return replace(
         paired.EXPERIMENT,
         name="demo",
         title="Write ab, write ba: which memory can tell?",
-        presets={preset: lambda: rows(steps)},
+        presets={preset: lambda: tuple(row for row in paired.rows(base) if row.name in ROWS)},
         judge=judge,
         figure=None,
     )

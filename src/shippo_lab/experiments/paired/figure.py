@@ -1,15 +1,10 @@
 """Pictures of the paired task: the paper's main figure in four panels, and the errors of the demonstration as they fall."""
 
-from __future__ import annotations
-
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from shippo_lab.harness.experiment import Result, paper_row, paper_tables
-from shippo_lab.harness.plots import BOUND, OURS, PAPER, PLAIN, SERIES, blank, legend_below, new_figure, save
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
+from shippo_lab.harness.plots import BOUND, OURS, PAPER, PLAIN, SERIES, Axes, blank, legend_below, new_figure, save
 
 TABLES = paper_tables("paired", "right-transport")
 

@@ -16,12 +16,11 @@ from shippo_lab.harness.experiment import TrainConfig
 from shippo_lab.tasks.words import WordTask
 from shippo_ssm.models import SequenceConfig, SequenceModel
 
-WARM_UP = 50
 # (until this fraction of the steps, first number, second number): shortest and longest word, or what a task makes of them.
 Stages = tuple[tuple[float, int, int], ...]
+WARM_UP, WORD_TOKENS = 50, 512
 # A smoothed target goes on asking for exact products when the answers are right.
 SMOOTHING = 0.1
-WORD_TOKENS = 512
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

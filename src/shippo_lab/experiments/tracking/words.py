@@ -9,29 +9,24 @@ Trained on words of at most 16 elements of A5 a layer continues for hundreds; wi
 group (`learned.py`). `docs/results/words.md` has the protocol and how recipes were chosen.
 """
 
-from __future__ import annotations
-
 import itertools
 import statistics
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from shippo_lab.experiments.tracking import learned
 from shippo_lab.experiments.tracking.curriculum import WORD_TOKENS, LayerConfig, held_rate, word_loss
 from shippo_lab.harness import experiment as lab
-from shippo_lab.harness.plots import OURS, PAPER, SERIES, legend_below, new_figure, save
+from shippo_lab.harness.plots import OURS, PAPER, SERIES, Axes, legend_below, new_figure, save
 from shippo_lab.harness.training import Trainee, fit
 from shippo_lab.tasks.words import WordTask, named_group
 from shippo_ssm.collapse import exact_right
 from shippo_ssm.layers import identity_right
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
 
 # Lengths tested, in elements. Up to NEAR by `eval_words` words, beyond that by fewer.
 LENGTHS = (16, 64, 256, 1024, 4096, 16_384)
@@ -133,27 +128,24 @@ def train(config: WordsConfig, seeds: tuple[int, ...], session: lab.Session) -> 
         scores |= {"identity": score_identity, "rounded": score_rounded}
     if has_right and config.elements == "all":
         scores["learned"] = partial(learned.report, model, task)
-    loss_at = word_loss(model, task, config.steps, config.tokens, config.pairs)
-    rate = held_rate(config.steps, config.hold)
+    loss_at, rate = word_loss(model, task, config.steps, config.tokens, config.pairs), held_rate(config.steps, config.hold)
 
     def evaluate() -> dict[str, float]:
         return {"prefix": task.evaluate(model, 64).prefix}
 
-    fitted = fit(config, session, Trainee(model, loss_at, scores, rate, evaluate))
-    close, far = (np.array(fitted.scores[name]["by_position"]) for name in ("near", "far"))
+    curves, known, notes = fit(config, session, Trainee(model, loss_at, scores, rate, evaluate))
+    close, far = (np.array(known[name]["by_position"]) for name in ("near", "far"))
     metrics = {f"prefix_{n}": float((close if n <= near else far)[:n].mean()) for n in config.lengths}
     metrics[f"last_{PUBLISHED}"] = float(close[PUBLISHED - 1])
-    metrics |= {name: float(fitted.scores["near"][name]) for name in ("horizon_99", "horizon_50")}
-    metrics |= fitted.scores.get("identity", {}) | fitted.scores.get("rounded", {})
-    notes = fitted.notes
-    if "learned" in fitted.scores:
-        metrics |= learned.summary(fitted.scores["learned"])
-        notes = notes | {"learned": fitted.scores["learned"]}
+    metrics |= {name: float(known["near"][name]) for name in ("horizon_99", "horizon_50")}
+    metrics |= known.get("identity", {}) | known.get("rounded", {})
+    if "learned" in known:
+        metrics |= learned.summary(known["learned"])
+        notes["learned"] = known["learned"]
     # Every position up to 32, then means of about 16 stretches to the doubling: enough to draw.
     ends = np.unique(np.concatenate([np.arange(33), np.geomspace(33, longest, 16 * 9).astype(int)]))
-    both = np.concatenate([close, far[near:]])
-    curves = fitted.curves | {"by_position": [[float(both[start:end].mean())] for start, end in itertools.pairwise(ends)]}
-    notes = notes | {"positions": ends[1:].tolist()}
+    both, notes["positions"] = np.concatenate([close, far[near:]]), ends[1:].tolist()
+    curves["by_position"] = [[float(both[start:end].mean())] for start, end in itertools.pairwise(ends)]
     return lab.RowResult({name: [number] for name, number in metrics.items()}, curves, notes)
 
 
