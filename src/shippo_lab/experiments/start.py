@@ -13,15 +13,15 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from shippo_lab.experiments.mqar.scoring import query_loss
+from shippo_lab.experiments.rotation import general_model
 from shippo_lab.experiments.tracking.curriculum import LayerConfig, held_rate, stage, word_loss
 from shippo_lab.harness import experiment as lab
 from shippo_lab.harness.training import Trainee, fit_each
-from shippo_lab.tasks.mqar import MODULUS, WIDTH, TransportMQAR
+from shippo_lab.tasks.mqar import TransportMQAR
 from shippo_lab.tasks.plain_mqar import MQAR
 from shippo_lab.tasks.streams import NO_TARGET
 from shippo_lab.tasks.text import TextTask
@@ -75,44 +75,13 @@ def words(layer: dict[str, Any], seed: int, steps: int, lengths: tuple[int, ...]
     return Trainee(model, word_loss(model, task, steps), {"end": score}, held_rate(steps))
 
 
-class TurnEmbedding(nn.Module):
-    """tokens [.., 7] -> [.., d_model]: a value's coordinates side by side in one half; type, key and operation in the other."""
-
-    def __init__(self, num_operations: int, d_model: int) -> None:
-        super().__init__()
-        half = d_model // 2
-        self.value = nn.Embedding(MODULUS + 1, half // WIDTH, padding_idx=MODULUS)
-        self.kind = nn.Embedding(3, half)
-        self.key = nn.Embedding(NUM_KEYS + 1, half, padding_idx=NUM_KEYS)
-        self.operation = nn.Embedding(num_operations + 1, half, padding_idx=num_operations)
-
-    def forward(self, tokens: Tensor) -> Tensor:
-        kind, key, operation, value = tokens[..., 0], tokens[..., 1], tokens[..., 2], tokens[..., 3:]
-        rest = self.kind(kind) + self.key(key) + self.operation(operation)
-        return torch.cat([self.value(value).mT.flatten(-2), rest], -1)
-
-
-class TurnHead(nn.Module):
-    """[.., d_model] -> [.., 4, 31]: one classifier on the channels of every coordinate."""
-
-    def __init__(self, d_model: int) -> None:
-        super().__init__()
-        self.width = d_model // 2
-        self.proj = nn.Linear(self.width // WIDTH, MODULUS)
-
-    def forward(self, features: Tensor) -> Tensor:
-        return self.proj(features[..., : self.width].unflatten(-1, (-1, WIDTH)).mT)
-
-
 def turns(layer: dict[str, Any], seed: int, steps: int, lengths: tuple[int, ...]) -> Trainee:
     """Recall of values that quarter turns have moved: one layer of width 128."""
 
     def task(length: int, num_active: int) -> TransportMQAR:
         return TransportMQAR(library="rotation", length=length, num_active=num_active, rebind=False, seed=seed)
 
-    geometry = SequenceConfig(d_model=128, n_layers=1, expand=1, **layer)
-    embedding = TurnEmbedding(task(8, 1).num_operations, geometry.d_model)
-    model = SequenceModel(geometry, embedding=embedding, head=TurnHead(geometry.d_model))
+    model = general_model(layer, task(8, 1).num_operations, NUM_KEYS)
 
     def loss_at(step: int) -> tuple[Tensor, int]:
         events = task(*stage(TURN_STAGES, step, steps)).batch(range(TURN_BATCH * step, TURN_BATCH * (step + 1)))

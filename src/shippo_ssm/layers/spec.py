@@ -24,12 +24,20 @@ PAPER_START: dict[str, Any] = {
     "out_init": "random",
 }  # fmt: skip
 # The paper's geometry, as arguments: one write and one read vector per transport group, every number of the controller in full.
-PAPER_GEOMETRY: dict[str, Any] = {"d_state": 32, "num_bc_groups": None, "controller_rank": None, "low_rank_right": False}
+PAPER_GEOMETRY: dict[str, Any] = {
+    "d_state": 32, "num_bc_groups": None, "controller_rank": None, "low_rank_right": False, "memory_length": 4096.0,
+}  # fmt: skip
 # What a word changes of the defaults: Shippo(d_model, preset="language").
 PRESETS: dict[str, dict[str, Any]] = {
     "tracking": {},
     # Prototype, bits per byte of text: dissipative, bottleneck 32 and N 32 1.823, orthogonal 1.863, no right action 1.873.
-    "language": {"right": "dissipative", "conv_init": "staggered", "controller_rank": 32, "low_rank_right": True},
+    "language": {
+        "right": "dissipative",
+        "conv_init": "staggered",
+        "controller_rank": 32,
+        "low_rank_right": True,
+        "memory_length": 4096.0,
+    },
 }
 # What the words of a start may be.
 WORDS = {
@@ -104,8 +112,9 @@ class ShippoSpec:
     drift_init: str = "geometric"
     """Where the N drifts of every group start: "geometric", from -1 / memory_length to -1 in equal ratios; "s4d-real", -1 to
     -N, the eigenvalues of LegS; or "legs", the real part of those of its normal part, -1/2: all slots forget equally slowly."""
-    memory_length: float = 4096.0
-    """Tokens that the slowest slot remembers at a unit step, for "geometric"."""
+    memory_length: float = 1e6
+    """Tokens that the slowest slot remembers at a unit step, for "geometric". A product of right actions is read from a memory
+    that fades: with 4,096 words of A5 are lost from some hundred elements on, however exact the actions are."""
     dt_min: float = 1.0
     """The smallest step at the start; steps start log-uniform over the groups. One is one token."""
     dt_max: float = 1.0
