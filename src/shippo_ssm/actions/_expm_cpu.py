@@ -27,11 +27,12 @@ NARROW = 4
 
 
 class LaneScheme(NamedTuple):
-    """Dtype of the scratch, degree of the Taylor polynomial, largest 1-norm that is not scaled, and that is taken at all."""
+    """Dtype of the scratch; for an exponential also the degree of the Taylor polynomial, the largest 1-norm that is not scaled,
+    and the largest that is taken at all."""
 
     arithmetic: str
-    degree: int
-    theta: float
+    degree: int = 0
+    theta: float = math.inf
     largest: float = math.inf
 
 
@@ -72,7 +73,7 @@ def make_product(arithmetic: str, width: int, add: bool) -> Callable[..., None]:
     registers = 16 if register * np.dtype(arithmetic).itemsize == 64 else 8
     rows, columns = tile(width, registers // max(1, lanes // register))
 
-    @simd(arithmetic, lanes, shared=width > NARROW)
+    @simd(arithmetic, lanes)
     def multiply(emit: Any, w: Any, a: Any, b: Any, c: Any) -> None:
         s, part = Scratch(emit, w), [(i, j) for i in range(rows) for j in range(columns)]
         for row, _ in emit.strips(width, rows):

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -138,27 +138,31 @@ def kernel_scheme(dtype: str, arithmetic: str, width: int, largest: float = math
     return LaneScheme(arithmetic, *scheme, largest)
 
 
-def launch_schemes(
-    build: Callable, blocks: int, operands: Any, *, dtype: str, width: int, backward: bool, **constants: Any
-) -> None:
-    """Run a kernel of exponentials: float32 matrices of moderate norm in their own precision, the rest in float64."""
-    todo = np.ones(blocks, np.int8)
+def lane_schemes(dtype: str, width: int, backward: bool) -> list[LaneScheme]:
+    """How a kernel takes numbers of `dtype`: float32 matrices of moderate norm in their own precision, the rest in float64."""
     schemes = [kernel_scheme(dtype, "float64", width)]
     if dtype == "float32":
         # The errors of many values add up along a product of them; those of gradients do not.
         schemes = [kernel_scheme(dtype, "float32", width, 8.0 if backward else 2.5), *schemes]
+    return schemes
+
+
+def launch_schemes(build: Callable, operands: Any, schemes: Sequence[LaneScheme], **constants: Any) -> None:
+    """Run a kernel on all of `operands.count` matrices, with one scheme after another on what is left to do."""
+    num_blocks = -(-operands.count // LANES)
+    todo = np.ones(num_blocks, np.int8)
     for scheme in schemes:
         if todo.any():
-            given = BlockOperands(operands, todo)
-            launch(build, blocks, given, dtype=dtype, width=width, scheme=scheme, backward=backward, **constants)
+            launch(build, num_blocks, BlockOperands(operands, todo), scheme=scheme, **constants)
 
 
 def run_cpu(generator: Tensor, direction: Tensor | None) -> Tensor:
     """exp(A) by the compiled kernel for `generator` A [.., P, P], or L(A^T, G) for the cotangent `direction` G."""
-    width, dtype = generator.shape[-1], str(generator.dtype).removeprefix("torch.")
-    out, count = allocate(generator, generator.shape), generator.numel() // (width * width)
-    operands = Operands(generator, direction, out, count)
-    launch_schemes(build_expm, -(-count // LANES), operands, dtype=dtype, width=width, backward=direction is not None)
+    width, dtype, backward = generator.shape[-1], str(generator.dtype).removeprefix("torch."), direction is not None
+    out = allocate(generator, generator.shape)
+    operands = Operands(generator, direction, out, generator.numel() // (width * width))
+    schemes = lane_schemes(dtype, width, backward)
+    launch_schemes(build_expm, operands, schemes, dtype=dtype, width=width, backward=backward)
     return out
 
 

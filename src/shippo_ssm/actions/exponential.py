@@ -3,48 +3,17 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Sequence
-from functools import partial
 from typing import final
 
 import torch
 from torch import Tensor, nn
 
-from shippo_ssm.actions._exponential_cpu import build_family
-from shippo_ssm.actions.base import RightAction, coordinate_op, entry_names, not_finite
-from shippo_ssm.actions.expm import check_square, expm, launch_schemes
-from shippo_ssm.actions.factored import Factored, coefficients, make_factors, positive_part
+from shippo_ssm.actions.base import RightAction, entry_names, not_finite
+from shippo_ssm.actions.coordinates import contracted, right_op
+from shippo_ssm.actions.expm import check_square, expm
+from shippo_ssm.actions.factored import Factored
 from shippo_ssm.actions.kernels import Inline
 from shippo_ssm.dispatch import MAX_ACTION_WIDTH, choose_action, compute_dtype, is_readable
-
-
-def contracted(generator: Tensor) -> Tensor:
-    """A - mu I with mu >= 0 such that the symmetric part of the result has no positive eigenvalue, [.., P, P].
-
-    mu is Gershgorin's bound max_i (s_ii + sum_{j != i} |s_ij|) of the largest eigenvalue of S = (A + A^T) / 2 where that is
-    positive: it has a gradient everywhere, and leaves skew generators unchanged.
-    """
-    symmetric = 0.5 * (generator + generator.mT)
-    diagonal = symmetric.diagonal(dim1=-2, dim2=-1)
-    sums = diagonal + symmetric.abs().sum(-1) - diagonal.abs()
-    # A little more than needed, so that rounding cannot leave a positive eigenvalue.
-    width = generator.shape[-1]
-    excess = positive_part(sums.amax(-1)) * (1.0 + 4.0 * width * torch.finfo(generator.dtype).eps)
-    return generator - excess[..., None, None] * torch.eye(width, dtype=generator.dtype, device=generator.device)
-
-
-def family_formula(coords: Tensor, step: Tensor, width: int, sizes: Sequence[int]) -> Tensor:
-    """exp(step A) in torch, differentiable to any order; `sizes` are those of the `Inline`."""
-    *counts, clamp, bounded = sizes
-    if any(counts):
-        weights = coefficients(coords, torch.ones_like(step), counts[0], clamp)
-        basis = torch.stack([factor.generator.flatten() for factor in make_factors(width, counts)])
-        coords = weights @ basis.to(weights)
-    matrix = coords.unflatten(-1, (width, width))
-    return expm((contracted(matrix) if bounded else matrix) * step[..., None, None], backend="torch")
-
-
-exponential_op = coordinate_op("exponential", "exponential", partial(launch_schemes, build_family), family_formula)
 
 
 class Exponential(RightAction):
@@ -69,7 +38,7 @@ class Exponential(RightAction):
         if inline is None or choose_action(type(self).__name__, (coords, step), self.width, 1, backend) != "fused":
             return expm(self._logarithm(coords, step), backend=backend).to(dtype)
         coords = coords.expand(*step.shape, -1)
-        return exponential_op(coords, step.to(coords.dtype), self.width, inline[1:]).to(dtype)
+        return right_op(coords, step.to(coords.dtype), self.width, inline.kind, inline[1:]).to(dtype)
 
     def inverse(self, coords: Tensor, step: Tensor | float) -> Tensor:
         return expm(-self._logarithm(coords, step)).to(coords.dtype)

@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-from functools import partial
 from typing import final
 
 import torch
 from torch import Tensor
 
-from shippo_ssm.actions._rotation_cpu import build_rotation
-from shippo_ssm.actions.base import RightAction, coordinate_op
+from shippo_ssm.actions.base import RightAction
+from shippo_ssm.actions.coordinates import right_op
 from shippo_ssm.actions.exponential import FactoredExponential
 from shippo_ssm.actions.kernels import Inline
 from shippo_ssm.actions.rotation import WIDTHS, rotation
 from shippo_ssm.dispatch import choose_action
-from shippo_ssm.engine import launch
-
-rotation_op = coordinate_op("rotation", "rotation", partial(launch, build_rotation), rotation)
 
 
 def reflected(right: Tensor, vector: Tensor) -> Tensor:
@@ -84,7 +80,8 @@ class Orthogonal(FactoredExponential):
             # The closed form has a CPU kernel only; a GPU takes the kernel of the exponential.
             return super().dense(coords, step, backend=backend)
         # A compiled package takes an empty list for a missing argument: all numbers, zeros here.
-        return rotation_op(coords.expand(*step.shape, -1), step.to(coords.dtype), self.width, Inline("rotation")[1:])
+        kind, *sizes = Inline("rotation")
+        return right_op(coords.expand(*step.shape, -1), step.to(coords.dtype), self.width, kind, sizes)
 
     def inverse(self, coords: Tensor, step: Tensor | float) -> Tensor:
         """R^{-1}: the rotation by the opposite angles, or solved for where there are reflections."""

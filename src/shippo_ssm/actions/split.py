@@ -2,35 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from functools import partial
 from typing import final
 
 import torch
 from torch import Tensor
 
-from shippo_ssm.actions._split_cpu import build_split
-from shippo_ssm.actions.base import check_state, coordinate_op
-from shippo_ssm.actions.factored import Factored, apply_factors, coefficients, identity_columns, make_factors
+from shippo_ssm.actions.base import check_state
+from shippo_ssm.actions.coordinates import right_op, shear_shrink
+from shippo_ssm.actions.factored import Factored, apply_factors, identity_columns
 from shippo_ssm.actions.kernels import Inline
 from shippo_ssm.dispatch import MAX_ACTION_WIDTH, choose_action, compute_dtype
-from shippo_ssm.engine import launch
-
-
-def shear_shrink(coef: Tensor) -> Tensor:
-    """One over the product of the norms of shears, [.., 1, 1], from their coefficients [.., K]."""
-    return torch.exp(-torch.asinh(0.5 * coef.abs()).sum(-1))[..., None, None]
-
-
-def split_product(coords: Tensor, step: Tensor, width: int, sizes: Sequence[int]) -> Tensor:
-    """R [.., P, P] in torch; `sizes` are those of the `Inline`."""
-    *counts, _, bounded = sizes
-    coef = coefficients(coords, step, counts[0])
-    right = apply_factors(identity_columns(width, coef), make_factors(width, counts), coef)
-    return (right * shear_shrink(coef[..., counts[0] + counts[1] :]) if bounded else right).to(coords.dtype)
-
-
-split_op = coordinate_op("split_flow", "split", partial(launch, build_split), split_product)
 
 
 @final
@@ -86,7 +67,7 @@ class SplitFlow(Factored):
             right = apply_factors(identity_columns(self.width, coef), self.factors, coef).to(coords.dtype)
             return (right * self._shrink(coords, step)).to(coords.dtype) if self.bounded else right
         coords, step, inner = coords.expand(*step.shape, -1), step.to(coords.dtype), sum(self.sizes)
-        right = split_op(coords[..., :inner], step, self.width, [*self.sizes, 0, int(self.bounded)])
+        right = right_op(coords[..., :inner], step, self.width, "split", [*self.sizes, 0, int(self.bounded)])
         if self.p is None:
             return right
         return apply_factors(right.unbind(-1), self.rank_one_factors(), step.unsqueeze(-1) * coords[..., inner:])

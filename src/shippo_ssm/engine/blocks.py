@@ -7,7 +7,7 @@ writers are inlined: names that Numba gives to functions could meet those of a k
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
@@ -20,21 +20,6 @@ LANES = 16 if torch.backends.cpu.get_cpu_capability() == "AVX512" else 8
 AHEAD = 8
 # Up to so many vectors of a row are written out.
 UNROLLED = 4
-
-
-class LaneMap(NamedTuple):
-    """A map of LANES matrices at a time as it works on a scratch array: fill(w) turns coordinates and steps into matrices."""
-
-    arithmetic: str
-    """Dtype of the scratch."""
-    size: int
-    """Numbers in the scratch; it must start as zeros."""
-    coords: int
-    """Where the coordinates stand, [K, LANES]."""
-    step: int
-    """Where the steps stand, [LANES]."""
-    fill: Callable[..., int]
-    """Returns where the matrices stand, [entries, LANES]."""
 
 
 def transposed(emit: Any, rows: list[Any]) -> list[Any]:

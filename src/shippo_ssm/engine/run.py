@@ -1,19 +1,17 @@
 """Run kernels: operands flattened, machine code looked up, the work shared between threads.
 
-Threads are torch's own where it has a team of OpenMP (`team.py`): threads of ours would have to share a core with them.
-Elsewhere, and in a forked process, which such a team does not survive, they are a pool of ours. A kernel computes each of its
-items the same way whatever slice it is called with, so results do not depend on the number of threads.
+Threads are torch's own, a team of OpenMP (`team.py`): threads of ours would have to share a core with them. Where torch has no
+such team, and in a forked process, which it does not survive, a kernel runs on one thread. A kernel computes each of its items
+the same way whatever slice it is called with, so results do not depend on the number of threads.
 """
 
 from __future__ import annotations
 
-import contextlib
 import math
 import os
 import sys
 import threading
 from collections.abc import Callable, Iterable
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
@@ -22,7 +20,7 @@ import torch
 from shippo_ssm._private import openmp_parallel, private
 from shippo_ssm.engine.compiler import Kernel, compile_kernel
 from shippo_ssm.engine.memory import recycled
-from shippo_ssm.engine.team import SLICES_PER_THREAD, run_team
+from shippo_ssm.engine.team import run_team
 
 # Bytes from which results are recycled: smaller ones come from the allocator's own stock.
 _LARGE = 1 << 20
@@ -35,7 +33,6 @@ _lock = threading.RLock()
 _FLOATS = (torch.float32, torch.float64, torch.bfloat16)
 # The address of OpenMP's call for a team of threads, 0 where there is none, `None` before it is looked for.
 _parallel: int | None = None
-_pool: ThreadPoolExecutor | None = None
 
 
 def custom_op(name: str, schema: str | None = None) -> Callable[[Callable[..., Any]], Any]:
@@ -127,42 +124,13 @@ def launch(
         with _lock:
             kernel = _kernels[key] = _kernels.get(key) or compile_kernel(builder, tuple(kinds), constants)
     num_threads = 1 if count < 2 * min_items_per_thread else min(torch.get_num_threads(), _CORES, count)
-    if num_threads <= 1:
-        kernel.call(flat, 0, count)
-        return
     global _parallel
-    if _parallel is None:
+    if num_threads > 1 and _parallel is None:
         _parallel = openmp_parallel()
-    if _parallel:
+    if num_threads > 1 and _parallel:
         run_team(kernel.address, flat, count, num_threads, _parallel)
     else:
-        _run_pool(kernel, flat, count, num_threads)
-
-
-def _run_pool(kernel: Kernel, operands: tuple, count: int, num_threads: int) -> None:
-    """The same on threads of our own: this one, and others that have begun before all slices were taken."""
-    global _pool
-    with _lock:
-        pool = _pool = _pool or ThreadPoolExecutor(max(1, _CORES - 1), thread_name_prefix="shippo")
-    num_slices = min(count, num_threads * SLICES_PER_THREAD)
-    # One shared iterator: `next` is atomic, so threads draw slices from it without a lock.
-    slices = iter(range(num_slices))
-
-    def work() -> None:
-        for i in slices:
-            kernel.call(operands, i * count // num_slices, (i + 1) * count // num_slices)
-
-    helpers = []
-    # Near the end of the interpreter a pool takes no more work; this thread then does all of it.
-    with contextlib.suppress(RuntimeError):
-        for _ in range(num_threads - 1):
-            helpers.append(pool.submit(work))
-    try:
-        work()
-    finally:
-        for helper in helpers:
-            if not helper.cancel():
-                helper.result()
+        kernel.call(flat, 0, count)
 
 
 def allocate(like: torch.Tensor, shape: tuple[int, ...], dtype: torch.dtype | None = None) -> torch.Tensor:
@@ -198,9 +166,9 @@ def _flatten(record: tuple, kinds: list[Any]) -> tuple:
 
 
 def _after_fork() -> None:
-    # A forked child inherits no threads, neither OpenMP's nor those of a pool, and a lock that nobody may hold any more.
-    global _parallel, _pool, _lock
-    _parallel, _pool, _lock = 0, None, threading.RLock()
+    # A forked child inherits no threads of OpenMP, and a lock that nobody may hold any more.
+    global _parallel, _lock
+    _parallel, _lock = 0, threading.RLock()
 
 
 if hasattr(os, "register_at_fork"):

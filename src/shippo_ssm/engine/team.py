@@ -16,7 +16,7 @@ from typing import Any
 from shippo_ssm._private import link_module
 
 # Slices handed out per thread: enough that a core taken away by another process does not hold up the whole call.
-SLICES_PER_THREAD = 4
+_SLICES_PER_THREAD = 4
 # The head: address of the kernel, number of items, number of slices, the next slice, slices that failed.
 _HEAD = 5
 _KERNEL, _COUNT, _SLICES, _NEXT, _FAILED = range(_HEAD)
@@ -29,7 +29,7 @@ _made = itertools.count()
 
 def run_team(kernel: int, operands: tuple, count: int, num_threads: int, parallel: int) -> None:
     """Run the machine code at address `kernel` on the items of `range(count)`; `parallel` is the address of GOMP_parallel."""
-    row = array("q", (kernel, count, min(count, num_threads * SLICES_PER_THREAD), 0, 0))
+    row = array("q", (kernel, count, min(count, num_threads * _SLICES_PER_THREAD), 0, 0))
     _append(row, operands)
     work, _ = _work(len(row) - _HEAD)
     _PARALLEL(parallel)(work, row.buffer_info()[0], num_threads, 0)
