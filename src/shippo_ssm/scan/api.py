@@ -11,10 +11,10 @@ import torch
 from torch import Tensor
 from torch.distributed import ProcessGroup
 
-from shippo_ssm.dispatch import choose_scan, compute_dtype, scan_kernels
+from shippo_ssm.dispatch import asks_gradients, choose_scan, compute_dtype, scan_kernels
 from shippo_ssm.scan import associative, chunked, fused, reference, segments, triton
 from shippo_ssm.scan.algebra import Recurrence
-from shippo_ssm.scan.checks import asks_gradients, check_affine_arguments, check_recurrence, describe_recurrence
+from shippo_ssm.scan.checks import check_affine_arguments, check_recurrence, describe_recurrence
 from shippo_ssm.scan.distributed import SequenceShard, negotiate_shards
 from shippo_ssm.scan.packing import keep_empty
 
@@ -160,10 +160,10 @@ def scan(
     as_it_is = chosen == "triton" or (chosen == "fused" and not halves)
     if part is not None or not as_it_is:
         recurrence = recurrence.normalised()
-    if part is None:
+    if part is None or len(part.lengths) == 1:
         y, final_state = run(recurrence, initial_state, cu_seqlens)
     else:
-        y, final_state = segments.scan_segments(run, recurrence, initial_state, cu_seqlens, part, output_final_state)
+        y, final_state = segments.scan_segments(run, recurrence, initial_state, cu_seqlens, part)
     return y, final_state if output_final_state else None
 
 

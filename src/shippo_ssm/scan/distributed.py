@@ -30,7 +30,6 @@ class SequenceShard(SegmentLayout):
 
     def __init__(self, group: dist.ProcessGroup, lengths: Sequence[int]) -> None:
         self.group, self.lengths, self.rank = group, tuple(lengths), dist.get_rank(group)
-        self.is_first, self.is_last = self.rank == 0, self.rank == len(lengths) - 1
 
     @property
     def total(self) -> int:
