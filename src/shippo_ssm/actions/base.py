@@ -15,7 +15,6 @@ from torch import Tensor, nn
 
 from shippo_ssm._expect import expect_size
 from shippo_ssm.actions.kernels import Inline
-from shippo_ssm.dispatch import compute_dtype
 
 
 class Factor(ABC):
@@ -34,7 +33,11 @@ class Factor(ABC):
 
     def act(self, state: Tensor, coef: Tensor | float) -> Tensor:
         """state exp(coef G) for a state [.., N, P] and one coefficient per leading index [..], or a number."""
-        check_state(self, state)
+        if state.ndim < 2 or state.shape[-1] != self.width:
+            raise ValueError(
+                f"{type(self).__name__}: `state` has shape {tuple(state.shape)}; expected [.., N, {self.width}]; "
+                "the last axis counts the channels of one group"
+            )
         coef = torch.as_tensor(coef, dtype=state.dtype, device=state.device)
         return torch.stack(torch.broadcast_tensors(*self.act_columns(state.unbind(-1), coef.unsqueeze(-1))), -1)
 
@@ -74,11 +77,6 @@ class RightAction(nn.Module, ABC):
     def generator(self, coords: Tensor) -> Tensor:
         """A [.., P, P] such that R agrees with exp(step A) to first order in the step."""
 
-    def act(self, state: Tensor, coords: Tensor, step: Tensor | float) -> Tensor:
-        """state R for a state [.., N, P] whose leading shape broadcasts with that of R."""
-        check_state(self, state)
-        return state @ self.dense(coords, step)
-
     def inverse(self, coords: Tensor, step: Tensor | float) -> Tensor:
         """R^{-1} [.., P, P], the true inverse (never a transpose)."""
         return torch.linalg.inv(self.dense(coords, step))
@@ -101,11 +99,6 @@ class RightAction(nn.Module, ABC):
     def stable(self) -> bool:
         """Whether ||R||_2 <= 1 for every input, up to rounding: then the memory cannot grow."""
         return False
-
-    def growth_bound(self, coords: Tensor, step: Tensor | float) -> Tensor:
-        """An upper bound [..] of ||R||_2; here the norm itself."""
-        right = self.dense(coords, step)
-        return torch.linalg.matrix_norm(right.to(compute_dtype(right.dtype)), 2)
 
     def init_coordinates(self, memory_length: float | None = None) -> Tensor:
         """Coordinates [K] at which R is the identity, or so near it that the memory lasts `memory_length` unit steps."""
@@ -153,15 +146,6 @@ def register_vmap(op: Any, num_tensors: int) -> None:
         return op(*tensors, *arguments[num_tensors:]), 0
 
     op.register_vmap(mapped)
-
-
-def check_state(action: Factor | RightAction, state: Tensor) -> None:
-    """Raise where a state is not [.., N, P] for the width P of an action."""
-    if state.ndim < 2 or state.shape[-1] != action.width:
-        raise ValueError(
-            f"{type(action).__name__}: `state` has shape {tuple(state.shape)}; expected [.., N, {action.width}]; "
-            "the last axis counts the channels of one group"
-        )
 
 
 def not_finite(op: str, name: str) -> ValueError:

@@ -17,10 +17,7 @@ from shippo_ssm.dispatch import MAX_ACTION_WIDTH, choose_action, compute_dtype, 
 
 
 class Exponential(RightAction):
-    """R = exp(step A) for families that differ only in how coordinates make A; bounded, A is `contracted`.
-
-    `growth_bound` is exp(step mu) with mu the largest eigenvalue of (A + A^T) / 2.
-    """
+    """R = exp(step A) for families that differ only in how coordinates make A; bounded, A is `contracted`."""
 
     @abstractmethod
     def matrix(self, coords: Tensor) -> Tensor:
@@ -51,12 +48,6 @@ class Exponential(RightAction):
     @property
     def stable(self) -> bool:
         return self.bounded
-
-    def growth_bound(self, coords: Tensor, step: Tensor | float) -> Tensor:
-        step = self.check(coords, step)
-        matrix = self.generator(coords)
-        symmetric = 0.5 * (matrix + matrix.mT).to(compute_dtype(matrix.dtype))
-        return torch.exp(step * torch.linalg.eigvalsh(symmetric)[..., -1])
 
 
 class FactoredExponential(Factored, Exponential):

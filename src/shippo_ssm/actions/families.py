@@ -7,7 +7,7 @@ from typing import final
 import torch
 from torch import Tensor
 
-from shippo_ssm.actions.base import RightAction, check_state, entry_names
+from shippo_ssm.actions.base import RightAction, entry_names
 from shippo_ssm.actions.exponential import DenseExp, Dissipative, Structured
 from shippo_ssm.actions.orthogonal import Orthogonal
 from shippo_ssm.actions.split import SplitFlow
@@ -28,11 +28,6 @@ class Identity(RightAction):
         step = self.check(coords, step)
         shape = torch.broadcast_shapes(coords.shape[:-1], step.shape)
         return torch.eye(self.width, dtype=coords.dtype, device=coords.device).expand(*shape, self.width, self.width)
-
-    def act(self, state: Tensor, coords: Tensor, step: Tensor | float) -> Tensor:
-        check_state(self, state)
-        self.check(coords, step)
-        return state
 
     def inverse(self, coords: Tensor, step: Tensor | float) -> Tensor:
         return self.dense(coords, step)

@@ -7,7 +7,6 @@ from typing import final
 import torch
 from torch import Tensor
 
-from shippo_ssm.actions.base import check_state
 from shippo_ssm.actions.coordinates import right_op, shear_shrink
 from shippo_ssm.actions.factored import Factored, apply_factors, identity_columns
 from shippo_ssm.actions.kernels import Inline
@@ -28,7 +27,7 @@ class SplitFlow(Factored):
     which are 16 for width 4 and rank 0. Applied to a state, D_0 acts first. Zero coordinates are the identity except on the
     diagonal; `init_coordinates` starts near the identity. step softplus(d) is cut at 0.9 log(largest number of the dtype), so
     that R stays invertible. Diagonals and rotations never lengthen a row; a shear by c does by at most exp(asinh(|c| / 2)).
-    `growth_bound` multiplies these, and `bounded` divides R by them: then ||R||_2 <= 1 for every input.
+    `bounded` divides R by the product of these: then ||R||_2 <= 1 for every input.
 
     Args:
         width: P.
@@ -72,13 +71,6 @@ class SplitFlow(Factored):
             return right
         return apply_factors(right.unbind(-1), self.rank_one_factors(), step.unsqueeze(-1) * coords[..., inner:])
 
-    def act(self, state: Tensor, coords: Tensor, step: Tensor | float) -> Tensor:
-        check_state(self, state)
-        step = self.check(coords, step)
-        coef = self.coefficients(coords, step)
-        moved = apply_factors(state.to(coef.dtype).unbind(-1), self.factors, coef)
-        return (moved * self._shrink(coords, step) if self.bounded else moved).to(state.dtype)
-
     def inverse(self, coords: Tensor, step: Tensor | float) -> Tensor:
         """R^{-1}: the inverse factors in the opposite order, each in closed form."""
         step = self.check(coords, step)
@@ -97,16 +89,6 @@ class SplitFlow(Factored):
     @property
     def stable(self) -> bool:
         return self.bounded or (not self.sizes[2] and self.p is None)
-
-    def growth_bound(self, coords: Tensor, step: Tensor | float) -> Tensor:
-        """exp(-min_i step softplus(d_i)) times the norms of the shears; with rank-one factors the norm itself."""
-        if self.p is not None:
-            return super().growth_bound(coords, step)
-        step = self.check(coords, step)
-        shrink = self._shrink(coords, step)[..., 0, 0]
-        kept = self.coefficients(coords, step)[..., : self.sizes[0]]
-        bound = kept.amax(-1).exp() if self.sizes[0] else torch.ones_like(shrink)
-        return bound if self.bounded else bound / shrink
 
     def _eta(self, coords: Tensor) -> Tensor:
         start = self.sizes[0] + self.sizes[1]

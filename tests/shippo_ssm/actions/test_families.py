@@ -65,11 +65,9 @@ def test_shapes_names_and_call(family):
     assert torch.equal(family(coords, step), dense)
 
 
-def test_act_and_inverse_agree_with_dense(family):
+def test_the_inverse_agrees_with_dense(family):
     coords, step = operands(family, 2, 5)
     dense = family.dense(coords, step)
-    state = torch.randn(2, 5, 7, family.width, dtype=torch.float64)
-    torch.testing.assert_close(family.act(state, coords, step), state @ dense, rtol=1e-10, atol=1e-11)
     eye = torch.eye(family.width, dtype=torch.float64).expand_as(dense)
     torch.testing.assert_close(dense @ family.inverse(coords, step), eye, rtol=1e-8, atol=1e-9)
 
@@ -117,15 +115,10 @@ def product(right):
     return right[0]
 
 
-def test_no_action_exceeds_its_bound(family):
-    for scale in (0.3, 3.0, 100.0) if family.stable else (0.3, 3.0):
+def test_no_stable_action_lengthens_a_row(family):
+    for scale in (0.3, 3.0, 100.0) if family.stable else ():
         coords, step = operands(family, 50)
-        bound = family.growth_bound(scale * coords, step)
-        assert bound.shape == (50,)
-        if family.stable:
-            assert (bound <= 1 + 1e-12).all()
-        norm = torch.linalg.matrix_norm(family.dense(scale * coords, step), 2)
-        assert (norm <= bound * (1 + 1e-9)).all()
+        assert (torch.linalg.matrix_norm(family.dense(scale * coords, step), 2) <= 1 + 1e-9).all()
 
 
 @pytest.mark.parametrize("name", FAMILIES)
@@ -347,7 +340,6 @@ def test_shapes_without_storage(family):
     [
         (lambda: SplitFlow(4).dense(torch.zeros(2, 15), 1.0), "`coords` has shape"),
         (lambda: SplitFlow(4).dense(torch.zeros(2, 16), torch.ones(3)), "expected to broadcast"),
-        (lambda: SplitFlow(4).act(torch.zeros(2, 3), torch.zeros(16), 1.0), "`state` has shape"),
         (lambda: SplitFlow(4).dense(torch.zeros(16, dtype=torch.int64), 1.0), "floating"),
         (lambda: SplitFlow(0), "`width` is 0"),
         (lambda: SplitFlow(2, rank=-1), "`rank` is -1"),
