@@ -65,8 +65,8 @@ def entries(emit: Any, width: int) -> Iterator[Any]:
         yield from (emit.times(emit.at(start, i), LANES) for i in range(count))
 
 
-def make_product(arithmetic: str, width: int, add: bool) -> Callable[..., None]:
-    """multiply(w, a, b, c): c = a b, or c + a b where it is to `add`."""
+def make_product(arithmetic: str, width: int, start: str = "") -> Callable[..., None]:
+    """multiply(w, a, b, c): c = a b; c + a b for the start "c", and 2 a + a b for "2 a"."""
     lanes, row_size = LANES, width * LANES
     # Half of the registers hold totals: 16 of 32 with AVX-512, 8 of 16 without; a vector may take two.
     register = register_lanes(arithmetic)
@@ -80,7 +80,10 @@ def make_product(arithmetic: str, width: int, add: bool) -> Callable[..., None]:
             for column, _ in emit.strips(width, columns):
                 above, beside = emit.times(row, row_size), emit.times(column, lanes)
                 places = [emit.at(c, above, beside, i * row_size + j * lanes) for i, j in part]
-                totals = [s[place] for place in places] if add else []
+                totals = [s[place] for place in places] if start == "c" else []
+                if start == "2 a":
+                    whole = [s[a, above, beside, i * row_size + j * lanes] for i, j in part]
+                    totals = [emit.add(entry, entry) for entry in whole]
                 for k in range(width):
                     left = [s[a, above, i * row_size + k * lanes] for i in range(rows)]
                     right = [s[b, beside, k * row_size + j * lanes] for j in range(columns)]
@@ -140,8 +143,8 @@ def make_measure(arithmetic: str, width: int, theta: float, target: int) -> Call
 
 
 def make_tools(arithmetic: str, width: int) -> tuple[Any, ...]:
-    """scale(w, x, factors): every lane of x times its factor; double(w, x, c): c = 2 x; add_identity(w, c): c = c + I;
-    keep_finished(w, old, new, left): lanes without squarings left take the old value again."""
+    """scale(w, x, factors): every lane of x times its factor; add_identity(w, c): c = c + I; keep_finished(w, old, new, left):
+    lanes without squarings left take the old value again."""
     lanes, row_size = LANES, width * LANES
 
     @simd(arithmetic, lanes)
@@ -150,13 +153,6 @@ def make_tools(arithmetic: str, width: int) -> tuple[Any, ...]:
         factor = s[factors]
         for entry in entries(emit, width):
             s[target, entry] = emit.mul(s[target, entry], factor)
-
-    @simd(arithmetic, lanes)
-    def double(emit: Any, w: Any, source: Any, target: Any) -> None:
-        s = Scratch(emit, w)
-        for entry in entries(emit, width):
-            vector = s[source, entry]
-            s[target, entry] = emit.add(vector, vector)
 
     @simd(arithmetic, lanes)
     def add_identity(emit: Any, w: Any, target: Any) -> None:
@@ -172,7 +168,7 @@ def make_tools(arithmetic: str, width: int) -> tuple[Any, ...]:
         for entry in entries(emit, width):
             s[new, entry] = emit.builder.select(going, s[new, entry], s[old, entry])
 
-    return scale, double, add_identity, keep_finished
+    return scale, add_identity, keep_finished
 
 
 # A polynomial that is exp up to a small norm, in a scratch array: its matrices (A, or A^T for a gradient, the cotangent, the
@@ -180,12 +176,13 @@ def make_tools(arithmetic: str, width: int) -> tuple[Any, ...]:
 Core = tuple[int, Any, Any, Any]
 
 
-def wide_core(arithmetic: str, width: int, degree: int, set_product: Any, add_product: Any) -> Core:
+def wide_core(arithmetic: str, width: int, degree: int) -> Core:
     """Paterson and Stockmeyer's scheme of `expm.taylor`; the gradient is its tangent at A^T along the cotangent."""
     from numba import njit
 
     lanes, row_size = LANES, width * LANES
     slot = width * row_size
+    set_product, add_product = make_product(arithmetic, width), make_product(arithmetic, width, "c")
     # Slots: A^2, A^3, A^4 and two totals, then the same for the tangent.
     high, spare_at, tangents, tangent_at = (k * slot for k in (3, 6, 8, 11))
     fourth, fourth_tangent = high + 2 * slot, tangents + 2 * slot
@@ -389,24 +386,17 @@ def make_exponential(dtype: str, width: int, scheme: LaneScheme, backward: bool)
     arithmetic, degree, theta, largest = scheme
     size, lanes, shifted = width * width, LANES, arithmetic == "float32"
     slot = size * lanes
-    set_product, add_product = (make_product(arithmetic, width, add) for add in (False, True))
-    scale, double, add_identity, keep_finished = make_tools(arithmetic, width)
-    kind = arithmetic, width, degree
-    slots, powers, value, derivative = narrow_core(*kind) if width <= NARROW else wide_core(*kind, set_product, add_product)
+    # exp(A) - I is squared as T <- 2 T + T^2.
+    add_product, product = make_product(arithmetic, width, "c"), make_product(arithmetic, width, "2 a" if shifted else "")
+    scale, add_identity, keep_finished = make_tools(arithmetic, width)
+    core = narrow_core if width <= NARROW else wide_core
+    slots, powers, value, derivative = core(arithmetic, width, degree)
     kept = slots * slot
     # Room for the result before every squaring that a gradient goes back through; most of it is never touched.
     squarings = math.ceil(math.log2(min(largest, float(np.finfo(dtype).max))) + math.log2(width / theta))
     results = max(2, squarings) if backward else 2
     lanes_at = kept + results * slot
     factors, left, measure = lanes_at, lanes_at + lanes, make_measure(arithmetic, width, theta, lanes_at)
-
-    @njit(inline="always")
-    def product(w, a, b, target):
-        if shifted:
-            double(w, a, target)
-            add_product(w, a, b, target)
-        else:
-            set_product(w, a, b, target)
 
     @njit(inline="always")
     def finish(w, old, new, change):

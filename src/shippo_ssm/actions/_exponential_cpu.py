@@ -78,7 +78,7 @@ def make_generated(dtype: str, width: int, inline: Inline, scheme: LaneScheme, b
         return [emit.constant(0.0) if entry is None else entry for entry in entries]
 
     def rows_of(emit: Any, entries: list[Any]) -> tuple[list[Any], Any, dict[tuple[int, int], Any]]:
-        """Gershgorin's sums of the symmetric part (see `exponential.contracted`), the largest, and what is off the diagonal."""
+        """Gershgorin's sums of the symmetric part (see `coordinates.contracted`), the largest, and what is off the diagonal."""
         beside = {
             (i, j): emit.mul(emit.add(entries[i * width + j], entries[j * width + i]), emit.constant(0.5)) for i, j in pairs
         }

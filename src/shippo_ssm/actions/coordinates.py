@@ -16,7 +16,7 @@ from shippo_ssm.actions._expm_cpu import LaneScheme
 from shippo_ssm.actions._exponential_cpu import build_family
 from shippo_ssm.actions.base import register_vmap
 from shippo_ssm.actions.expm import expm, lane_schemes, launch_schemes
-from shippo_ssm.actions.factored import apply_factors, coefficients, identity_columns, make_factors, positive_part
+from shippo_ssm.actions.factors import apply_factors, coefficients, identity_columns, make_factors, positive_part
 from shippo_ssm.actions.kernels import Inline
 from shippo_ssm.actions.rotation import rotation
 from shippo_ssm.engine import allocate, custom_op, differentiate
