@@ -475,8 +475,7 @@ def build_expm(dtype: str, width: int, scheme: LaneScheme, backward: bool) -> Ca
     size, lanes = width * width, LANES
     scratch, measure, run = make_exponential(dtype, width, scheme, backward)
     # For a gradient A^T stands in the place of A.
-    order = [entry % width * width + entry // width for entry in range(size)] if backward else None
-    read_generator = block_reader(dtype, scheme.arithmetic, size, order)
+    read_generator = block_reader(dtype, scheme.arithmetic, size, turned=width if backward else 0)
     read_direction, write = block_reader(dtype, scheme.arithmetic, size), block_writer(dtype, scheme.arithmetic, size)
 
     @njit(inline="always")

@@ -156,8 +156,10 @@ def launch_schemes(build: Callable, operands: Any, schemes: Sequence[LaneScheme]
             launch(build, num_blocks, BlockOperands(operands, todo), scheme=scheme, **constants)
 
 
-def run_cpu(generator: Tensor, direction: Tensor | None) -> Tensor:
-    """exp(A) by the compiled kernel for `generator` A [.., P, P], or L(A^T, G) for the cotangent `direction` G."""
+def run_cpu(generator: Tensor, direction: Tensor | None = None) -> Tensor:
+    """exp(generator), or L(generator, direction), by the CPU kernel; it reads the transpose of A for L(A, E), which is what a
+    gradient has in memory."""
+    generator = generator if direction is None else generator.mT
     width, dtype, backward = generator.shape[-1], str(generator.dtype).removeprefix("torch."), direction is not None
     out = allocate(generator, generator.shape)
     operands = Operands(generator, direction, out, generator.numel() // (width * width))
@@ -173,12 +175,13 @@ def gpu_configs(width: int) -> tuple[Config, ...]:
     return tuple(Config((("BM", size),), warps) for size in sorted({items, max(1, items // 2)}))
 
 
-def run_gpu(generator: Tensor, direction: Tensor | None) -> Tensor:
+def run_gpu(generator: Tensor, direction: Tensor | None = None) -> Tensor:
     """The same as `run_cpu` by the GPU kernel; what is not finite stays so."""
     import triton.language as tl
 
     from shippo_ssm.actions._expm_triton import expm as kernel
 
+    generator = generator if direction is None else generator.mT
     out, width, scheme = generator.new_empty(generator.shape), generator.shape[-1], GPU_SCHEMES[generator.dtype]
     count = generator.numel() // width**2
     arguments = {
@@ -190,23 +193,19 @@ def run_gpu(generator: Tensor, direction: Tensor | None) -> Tensor:
     return out
 
 
+RUN = {"torch": scale_and_square, "fused": run_cpu, "triton": run_gpu}
+
+
 @custom_op("shippo::expm")
 def expm_op(generator: Tensor, backend: str) -> Tensor:
     """exp(generator) as one op; `backend` is resolved already."""
-    if backend == "triton":
-        return run_gpu(generator, None)
-    return run_cpu(generator, None) if backend == "fused" else scale_and_square(generator, None)
+    return RUN[backend](generator)
 
 
 @custom_op("shippo::expm_frechet")
 def frechet_op(generator: Tensor, direction: Tensor, backend: str) -> Tensor:
     """L(generator, direction), the derivative of exp at `generator` along `direction`."""
-    # The kernels take the derivative at the transpose of what they read, which is what a gradient hands over.
-    if backend == "triton":
-        return run_gpu(generator.mT, direction)
-    if backend == "fused":
-        return run_cpu(generator.mT, direction)
-    return scale_and_square(generator, direction)
+    return RUN[backend](generator, direction)
 
 
 def _save(ctx, inputs, output) -> None:

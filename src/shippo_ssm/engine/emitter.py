@@ -274,16 +274,6 @@ class Emitter:
         )
         return self._shuffle(first, first, [0] * self.lanes)
 
-    def table(self, numbers: Sequence[int]) -> Pointer:
-        """An array of integers that are known while compiling."""
-        values = self._ir.Constant(self._ir.ArrayType(self.index, len(numbers)), [int(number) for number in numbers])
-        array = self.cgutils.global_constant(self.builder, "table", values)
-        return Pointer(self.builder.bitcast(array, self.index.as_pointer()))
-
-    def integer(self, table: Pointer, index: Any) -> Any:
-        """The integer table[index]."""
-        return self.builder.load(self.builder.gep(table.address, [self._as_index(index)]))
-
     def copy(self, array: Pointer, index: Any, target: Pointer, place: Any, length: int) -> None:
         """target[place : place + length] = array[index : index + length], widened where they are stored short."""
         for start in range(0, length, self.lanes):
