@@ -130,11 +130,6 @@ class RightAction(nn.Module, ABC):
             ) from None
 
 
-def entry_names(letter: str, width: int) -> list[str]:
-    """letter[0,0], letter[0,1], .. row by row; nothing for a width that is refused later."""
-    return [f"{letter}[{i},{j}]" for i in range(width) for j in range(width)] if isinstance(width, int) else []
-
-
 def register_vmap(op: Any, num_tensors: int) -> None:
     """Under `vmap`, call the op with the mapped axis first; its first arguments are tensors."""
 

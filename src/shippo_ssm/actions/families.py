@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from shippo_ssm._expect import expect_size
 from shippo_ssm._private import real_numbers
-from shippo_ssm.actions.base import Factor, RightAction, entry_names, not_finite
+from shippo_ssm.actions.base import Factor, RightAction, not_finite
 from shippo_ssm.actions.coordinates import contracted, right_op, shear_shrink
 from shippo_ssm.actions.expm import check_square, expm
 from shippo_ssm.actions.factors import RankOne, apply_factors, coefficients, identity_columns, make_factors
@@ -25,6 +25,11 @@ from shippo_ssm.dispatch import MAX_ACTION_WIDTH, choose_action, compute_dtype, 
 
 # Raw diagonal coordinate at which a softplus diagonal starts: softplus(-6) = 0.0025, so a unit step keeps 99.75 % of a column.
 START = -6.0
+
+
+def entry_names(letter: str, width: int) -> list[str]:
+    """letter[0,0], letter[0,1], .. row by row; nothing for a width that is refused later."""
+    return [f"{letter}[{i},{j}]" for i in range(width) for j in range(width)] if isinstance(width, int) else []
 
 
 @final
@@ -39,12 +44,8 @@ class Identity(RightAction):
         return coords.new_zeros(*coords.shape[:-1], self.width, self.width)
 
     def dense(self, coords: Tensor, step: Tensor | float) -> Tensor:
-        step = self.check(coords, step)
-        shape = torch.broadcast_shapes(coords.shape[:-1], step.shape)
+        shape = self.check(coords, step).shape
         return torch.eye(self.width, dtype=coords.dtype, device=coords.device).expand(*shape, self.width, self.width)
-
-    def inverse(self, coords: Tensor, step: Tensor | float) -> Tensor:
-        return self.dense(coords, step)
 
     @property
     def stable(self) -> bool:
@@ -202,7 +203,7 @@ class SplitFlow(Factored):
         if choose_action("SplitFlow", (coords, step), self.width, 1, backend, gpu=False) == "torch":
             coef = self.coefficients(coords, step)
             right = apply_factors(identity_columns(self.width, coef), self.factors, coef).to(coords.dtype)
-            return (right * self._shrink(coords, step)).to(coords.dtype) if self.bounded else right
+            return (right * self._shrink(coef)).to(coords.dtype) if self.bounded else right
         coords, step, inner = coords.expand(*step.shape, -1), step.to(coords.dtype), sum(self.sizes)
         right = right_op(coords[..., :inner], step, self.width, "split", [*self.sizes, 0, int(self.bounded)])
         if self.p is None:
@@ -214,28 +215,27 @@ class SplitFlow(Factored):
         step = self.check(coords, step)
         coef = self.coefficients(coords, step)
         back = apply_factors(identity_columns(self.width, coef), self.factors[::-1], -coef.flip(-1))
-        return (back / self._shrink(coords, step) if self.bounded else back).to(coords.dtype)
+        return (back / self._shrink(coef) if self.bounded else back).to(coords.dtype)
 
     def generator(self, coords: Tensor) -> Tensor:
         """A = -Diag(softplus(d)) + sum theta Omega + sum eta N + sum zeta p q^T; bounded, minus I sum |eta| / 2."""
         whole = self.matrix(coords)
         if not self.bounded:
             return whole
-        rate = 0.5 * self._eta(coords).abs().sum(-1)
+        rate = 0.5 * self._shears(coords).abs().sum(-1)
         return whole - rate[..., None, None] * torch.eye(self.width, dtype=whole.dtype, device=whole.device)
 
     @property
     def stable(self) -> bool:
         return self.bounded or (not self.sizes[2] and self.p is None)
 
-    def _eta(self, coords: Tensor) -> Tensor:
+    def _shears(self, coords: Tensor) -> Tensor:
+        """Those of coordinates, or of coefficients, that belong to shears."""
         start = self.sizes[0] + self.sizes[1]
         return coords[..., start : start + self.sizes[2]]
 
-    def _shrink(self, coords: Tensor, step: Tensor) -> Tensor:
-        """One over the product of the norms of the shears, [.., 1, 1]."""
-        dtype = compute_dtype(coords.dtype)
-        return shear_shrink(self._eta(coords).to(dtype) * step.to(dtype).unsqueeze(-1))
+    def _shrink(self, coef: Tensor) -> Tensor:
+        return shear_shrink(self._shears(coef))
 
 
 class Exponential(RightAction):
@@ -337,15 +337,13 @@ class Orthogonal(FactoredExponential):
             step, vector = self.check(coords, step), coords[..., -self.width :]
             right = self.rotations.dense(coords[..., : -self.width], step, backend=backend)
             return reflected(right, step.unsqueeze(-1).to(vector.dtype) * vector)
-        if self.width not in WIDTHS:
-            return super().dense(coords, step, backend=backend)
         step = self.check(coords, step)
-        kernel = choose_action("Orthogonal", (coords, step), self.width, 1, backend)
+        # The closed form has a CPU kernel only; a GPU takes the kernel of the exponential.
+        closed = self.width in WIDTHS
+        if not closed or (kernel := choose_action("Orthogonal", (coords, step), self.width, 1, backend)) == "triton":
+            return super().dense(coords, step, backend=backend)
         if kernel == "torch":
             return rotation(coords, step, self.width)
-        if kernel == "triton":
-            # The closed form has a CPU kernel only; a GPU takes the kernel of the exponential.
-            return super().dense(coords, step, backend=backend)
         # A compiled package takes an empty list for a missing argument: all numbers, zeros here.
         kind, *sizes = Inline("rotation")
         return right_op(coords.expand(*step.shape, -1), step.to(coords.dtype), self.width, kind, sizes)
