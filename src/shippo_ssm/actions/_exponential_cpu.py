@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -19,17 +19,6 @@ from shippo_ssm.actions._split_cpu import make_split
 from shippo_ssm.actions.expm import kernel_scheme
 from shippo_ssm.actions.kernels import CoordinateMap, Inline, Scratch, softplus
 from shippo_ssm.engine import LANES, block_reader, block_writer, simd
-
-
-class LaneMap(NamedTuple):
-    """A map of LANES matrices at a time inside another kernel: fill(w) turns coordinates and steps of a scratch array into
-    matrices, and returns where they stand, [entries, LANES]. The other fields are those of a `CoordinateMap`."""
-
-    arithmetic: str
-    size: int
-    coords: int
-    step: int
-    fill: Callable[..., int]
 
 
 def make_generated(dtype: str, width: int, inline: Inline, scheme: LaneScheme, backward: bool) -> CoordinateMap:
@@ -189,8 +178,8 @@ def build_family(dtype: str, width: int, inline: Inline, scheme: LaneScheme, bac
     return block_kernel(scheme, scratch, prepare, load, finish)
 
 
-def right_lanes(dtype: str, width: int, inline: Inline) -> LaneMap:
-    """The map from LANES coordinates and steps to right actions that a family asks for, inside another kernel."""
+def right_lanes(dtype: str, width: int, inline: Inline) -> CoordinateMap:
+    """The map that a family asks for, to be used inside another kernel: its fill(w) does all."""
     from numba import njit
 
     maps = coordinate_map(dtype, width, inline, kernel_scheme(dtype, "float64", width), False)
@@ -201,4 +190,4 @@ def right_lanes(dtype: str, width: int, inline: Inline) -> LaneMap:
         squarings, norm = prepare(w)
         return matrices(w, squarings, norm)
 
-    return LaneMap(maps.arithmetic, maps.size, maps.coords, maps.step, fill)
+    return maps._replace(fill=fill)

@@ -14,7 +14,6 @@ import json
 import logging
 import os
 import stat
-import sys
 import tempfile
 import time
 from collections.abc import Callable
@@ -49,20 +48,14 @@ class MachineCode(NamedTuple):
 
 
 def cache_directory() -> Path | None:
-    """Where compiled kernels are kept: `$SHIPPO_CACHE_DIR`, or `shippo-ssm` in the user's cache directory; it need not exist.
+    """Where compiled kernels are kept: `$SHIPPO_CACHE_DIR`, or `shippo-ssm` in `$XDG_CACHE_HOME` or `~/.cache`.
 
-    `None` where there is no home, as in a container whose user has no entry.
+    It need not exist. `None` where there is no home, as in a container whose user has no entry.
     """
     if override := os.environ.get("SHIPPO_CACHE_DIR"):
         return Path(override)
-    if xdg := os.environ.get("XDG_CACHE_HOME"):
-        return Path(xdg) / "shippo-ssm"
     try:
-        if sys.platform == "win32":
-            return Path(os.environ.get("LOCALAPPDATA") or Path.home() / "AppData" / "Local") / "shippo-ssm" / "Cache"
-        if sys.platform == "darwin":
-            return Path.home() / "Library" / "Caches" / "shippo-ssm"
-        return Path.home() / ".cache" / "shippo-ssm"
+        return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "shippo-ssm"
     except RuntimeError:
         return None
 

@@ -168,17 +168,14 @@ def check_affine_arguments(left: Tensor, right: Tensor | None, update: Tensor, i
             f"shape {tuple(update.shape)}; match its leading dimensions"
         )
     rows = ("N",) if left.ndim == update.ndim - 1 else ("N", "N")
-    expect_shape(op, "left", left, (*leading, "T", *rows), sizes)
-    if right is not None:
-        expect_shape(op, "right", right, (*leading, "T", "P", "P"), sizes)
-    if initial_state is not None:
-        expect_shape(op, "initial_state", initial_state, (*leading, "N", "P"), sizes)
     if not (update.is_floating_point() or update.is_complex()):
         raise ValueError(
             f"{op}: `update` has dtype {update.dtype}; expected a floating-point or complex dtype; convert it with .to()"
         )
+    letters = {"left": ("T", *rows), "right": ("T", "P", "P"), "initial_state": ("N", "P")}
     for name, tensor in {"left": left, "right": right, "initial_state": initial_state}.items():
         if tensor is not None:
+            expect_shape(op, name, tensor, (*leading, *letters[name]), sizes)
             expect_placement(op, name, tensor, update.device, (update.dtype,))
 
 

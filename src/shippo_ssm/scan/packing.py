@@ -66,9 +66,11 @@ def scan_packed(
 
 
 def keep_empty(
-    run: Callable[[Tensor | None], tuple[Tensor, Tensor]], initial_state: Tensor | None, cu_seqlens: Tensor
+    run: Callable[[Tensor | None], tuple[Tensor, Tensor]], initial_state: Tensor | None, cu_seqlens: Tensor | None
 ) -> tuple[Tensor, Tensor]:
     """`run` from `initial_state`, where an empty sequence ends as it began: a constant drift of NaN is one in padding too."""
+    if cu_seqlens is None:
+        return run(initial_state)
     filled = (cu_seqlens.diff() > 0)[:, None, None, None]
     y, final_state = run(None if initial_state is None else torch.where(filled, initial_state, 0))
     return y, torch.where(filled, final_state, 0 if initial_state is None else initial_state)

@@ -163,7 +163,7 @@ class InPlace(SegmentLayout):
 
 
 def scan_in_place(
-    run: Run, recurrence: Recurrence, initial_state: Tensor | None, cu_seqlens: Tensor | None, num_segments: int | None = None
+    run: Run, recurrence: Recurrence, cu_seqlens: Tensor | None, initial_state: Tensor | None, num_segments: int | None = None
 ) -> tuple[Tensor, Tensor]:
     """A backend's `run` on sequences that are cut into segments, so that few long ones fill many cores.
 
