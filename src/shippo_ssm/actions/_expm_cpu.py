@@ -142,35 +142,6 @@ def make_measure(arithmetic: str, width: int, theta: float, target: int) -> Call
     return measure
 
 
-def make_tools(arithmetic: str, width: int) -> tuple[Any, ...]:
-    """scale(w, x, factors): every lane of x times its factor; add_identity(w, c): c = c + I; keep_finished(w, old, new, left):
-    lanes without squarings left take the old value again."""
-    lanes, row_size = LANES, width * LANES
-
-    @simd(arithmetic, lanes)
-    def scale(emit: Any, w: Any, target: Any, factors: Any) -> None:
-        s = Scratch(emit, w)
-        factor = s[factors]
-        for entry in entries(emit, width):
-            s[target, entry] = emit.mul(s[target, entry], factor)
-
-    @simd(arithmetic, lanes)
-    def add_identity(emit: Any, w: Any, target: Any) -> None:
-        s = Scratch(emit, w)
-        for i in range(width):
-            place = target, i * (row_size + lanes)
-            s[place] = emit.add(s[place], emit.constant(1.0))
-
-    @simd(arithmetic, lanes)
-    def keep_finished(emit: Any, w: Any, old: Any, new: Any, left: Any) -> None:
-        s = Scratch(emit, w)
-        going = emit.builder.fcmp_ordered(">", s[left], emit.constant(0.0))
-        for entry in entries(emit, width):
-            s[new, entry] = emit.builder.select(going, s[new, entry], s[old, entry])
-
-    return scale, add_identity, keep_finished
-
-
 # A polynomial that is exp up to a small norm, in a scratch array: its matrices (A, or A^T for a gradient, the cotangent, the
 # next one, then its own), powers(w): what the others need of A, value(w, target), and derivative(w, cotangent, target).
 Core = tuple[int, Any, Any, Any]
@@ -388,7 +359,6 @@ def make_exponential(dtype: str, width: int, scheme: LaneScheme, backward: bool)
     slot = size * lanes
     # exp(A) - I is squared as T <- 2 T + T^2.
     add_product, product = make_product(arithmetic, width, "c"), make_product(arithmetic, width, "2 a" if shifted else "")
-    scale, add_identity, keep_finished = make_tools(arithmetic, width)
     core = narrow_core if width <= NARROW else wide_core
     slots, powers, value, derivative = core(arithmetic, width, degree)
     kept = slots * slot
@@ -398,16 +368,31 @@ def make_exponential(dtype: str, width: int, scheme: LaneScheme, backward: bool)
     lanes_at = kept + results * slot
     factors, left, measure = lanes_at, lanes_at + lanes, make_measure(arithmetic, width, theta, lanes_at)
 
+    @simd(arithmetic, lanes)
+    def scale(emit: Any, w: Any, target: Any) -> None:
+        s = Scratch(emit, w)
+        factor = s[factors]
+        for entry in entries(emit, width):
+            s[target, entry] = emit.mul(s[target, entry], factor)
+
+    @simd(arithmetic, lanes)
+    def keep_finished(emit: Any, w: Any, old: Any, new: Any) -> None:
+        """Lanes without squarings left take the old value again."""
+        s = Scratch(emit, w)
+        going = emit.builder.fcmp_ordered(">", s[left], emit.constant(0.0))
+        for entry in entries(emit, width):
+            s[new, entry] = emit.builder.select(going, s[new, entry], s[old, entry])
+
     @njit(inline="always")
     def finish(w, old, new, change):
-        keep_finished(w, old, new, left)
+        keep_finished(w, old, new)
         for lane in range(lanes):
             w[left + lane] += change
 
     @njit(inline="always")
     def forward(w, most, top):
         if most > 0 or top < 0.0:
-            scale(w, 0, factors)
+            scale(w, 0)
         powers(w)
         total, spare = kept, kept + slot
         value(w, total)
@@ -415,15 +400,16 @@ def make_exponential(dtype: str, width: int, scheme: LaneScheme, backward: bool)
             product(w, total, total, spare)
             finish(w, total, spare, -1.0)
             total, spare = spare, total
-        if shifted:
-            add_identity(w, total)
+        for i in range(width if shifted else 0):
+            for lane in range(lanes):
+                w[total + i * (width + 1) * lanes + lane] += 1.0
         return total
 
     @njit(inline="always")
     def gradient(w, most, top):
         scaled = most > 0 or top < 0.0
         if scaled:
-            scale(w, 0, factors)
+            scale(w, 0)
         powers(w)
         cotangent, spare = slot, 2 * slot
         if most > 0:
@@ -439,7 +425,7 @@ def make_exponential(dtype: str, width: int, scheme: LaneScheme, backward: bool)
                 cotangent, spare = spare, cotangent
         derivative(w, cotangent, spare)
         if scaled:
-            scale(w, spare, factors)
+            scale(w, spare)
         return spare
 
     return lanes_at + 2 * lanes, measure, gradient if backward else forward

@@ -1,8 +1,8 @@
 """Run kernels: operands flattened, machine code looked up, the work shared between threads.
 
 Threads are torch's own, a team of OpenMP: threads of ours would have to share a core with them. Where torch has no such team,
-and in a forked process, which it does not survive, a kernel runs on one thread. A kernel computes each of its items the same way
-whatever slice it is called with, so results do not depend on the number of threads.
+and in a forked process, which it does not survive, a kernel runs on one thread. A kernel computes each of its items the same
+way whatever slice it is called with, so results do not depend on the number of threads.
 
 `run_team` writes a call as a row of machine words: a head, then the operands as Numba's machine code takes them. The row goes
 to GOMP_parallel, whose threads draw numbers of slices from a counter in the head and call the kernel on them, without entering
