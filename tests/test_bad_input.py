@@ -174,7 +174,6 @@ def entry_actions() -> Iterator[Bad]:
         actions.Orthogonal,
         actions.Dissipative,
         actions.Structured,
-        actions.Oracle,
     )
     for family in families:
         name = family.__name__
