@@ -27,11 +27,6 @@ from shippo_ssm.dispatch import MAX_ACTION_WIDTH, choose_action, compute_dtype, 
 START = -6.0
 
 
-def entry_names(letter: str, width: int) -> list[str]:
-    """letter[0,0], letter[0,1], .. row by row; nothing for a width that is refused later."""
-    return [f"{letter}[{i},{j}]" for i in range(width) for j in range(width)] if isinstance(width, int) else []
-
-
 @final
 class Identity(RightAction):
     """R = I: no right action, no coordinates (coords has shape [.., 0])."""
@@ -364,7 +359,9 @@ class DenseExp(Exponential):
     """
 
     def __init__(self, width: int, bounded: bool = False) -> None:
-        super().__init__(width, entry_names("A", width), bounded)
+        # Names need the width before `super().__init__` can refuse it.
+        expect_size("DenseExp", "width", width)
+        super().__init__(width, [f"A[{i},{j}]" for i in range(width) for j in range(width)], bounded)
 
     def matrix(self, coords: Tensor) -> Tensor:
         self.check(coords)
