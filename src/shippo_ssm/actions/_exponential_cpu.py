@@ -67,7 +67,7 @@ def make_generated(dtype: str, width: int, inline: Inline, scheme: LaneScheme, b
         return [emit.constant(0.0) if entry is None else entry for entry in entries]
 
     def rows_of(emit: Any, entries: list[Any]) -> tuple[list[Any], Any, dict[tuple[int, int], Any]]:
-        """Gershgorin's sums of the symmetric part (see `coordinates.contracted`), the largest, and what is off the diagonal."""
+        """Gershgorin's sums of the symmetric part (see `families.contracted`), the largest, and what is off the diagonal."""
         beside = {
             (i, j): emit.mul(emit.add(entries[i * width + j], entries[j * width + i]), emit.constant(0.5)) for i, j in pairs
         }
@@ -148,7 +148,7 @@ def coordinate_map(dtype: str, width: int, inline: Inline, scheme: LaneScheme, b
 
 
 def build_family(dtype: str, width: int, inline: Inline, scheme: LaneScheme, backward: bool) -> Callable[..., None]:
-    """kernel(operands, start, stop): R of `coordinates.Operands`, or the gradients; see `block_kernel`."""
+    """kernel(operands, start, stop): R of `families.Operands`, or the gradients; see `block_kernel`."""
     from numba import njit
 
     maps = coordinate_map(dtype, width, inline, scheme, backward)
