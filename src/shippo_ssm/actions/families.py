@@ -1,7 +1,7 @@
 """Families of right actions: the identity, products of factors, exponentials of generators; and their names.
 
-A family whose `inline` names a CPU kernel runs it as one operator of torch, `right_op`: kernels for the value and the gradient, a
-torch formula for second derivatives. Everything else is torch.
+A family whose `inline` names a CPU kernel runs it as one operator of torch, `right_op`: kernels for the value and the gradient,
+a torch formula for second derivatives. Everything else is torch.
 """
 
 from __future__ import annotations
