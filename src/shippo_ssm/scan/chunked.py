@@ -13,8 +13,6 @@ this file has the derivation.
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -145,8 +143,8 @@ def _decay_to_end(log_left: Tensor) -> Tensor:
 
 def _cut(tensor: Tensor, length: int, identity: bool = False) -> Tensor:
     """[B, T, G, ...] -> [B, G, K, C, ...], padded with zeros, or with identity matrices, at the front."""
-    if short := -tensor.shape[1] % length:
-        kind: dict[str, Any] = {"dtype": tensor.dtype, "device": tensor.device}
-        filler = torch.eye(tensor.shape[-1], **kind) if identity else torch.zeros((), **kind)
-        tensor = torch.cat([filler.expand(tensor.shape[0], short, *tensor.shape[2:]), tensor], dim=1)
-    return tensor.movedim(1, 2).unflatten(2, (-1, length))
+    moved = tensor.movedim(1, 2)
+    if short := -moved.shape[2] % length:
+        filler = torch.eye(moved.shape[-1]).to(moved) if identity else moved.new_zeros(())
+        moved = torch.cat([filler.expand(*moved.shape[:2], short, *moved.shape[3:]), moved], dim=2)
+    return moved.unflatten(2, (-1, length))
