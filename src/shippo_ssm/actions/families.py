@@ -170,7 +170,8 @@ class Factored(RightAction):
         bounded: hold ||R||_2 <= 1, by the family's own means.
     """
 
-    # `Inline.clamp`, and whether `bounded` works with rank-one factors.
+    # `Inline.kind` and `Inline.clamp`, and whether `bounded` works with rank-one factors.
+    kind = "exponential"
     clamp = 0
     bounds_rank_one = True
 
@@ -203,6 +204,12 @@ class Factored(RightAction):
         # p q^T has unit scale at any width.
         self.p = nn.Parameter(torch.randn(rank, width) / math.sqrt(width)) if rank else None
         self.q = nn.Parameter(torch.randn(rank, width) / math.sqrt(width)) if rank else None
+
+    @property
+    def inline(self) -> Inline | None:
+        if self.p is not None or self.width > MAX_ACTION_WIDTH:
+            return None
+        return Inline(self.kind, *self.sizes, self.clamp, int(self.bounded))
 
     @property
     def factors(self) -> list[Factor]:
@@ -262,14 +269,9 @@ class SplitFlow(Factored):
         torch.Size([2, 7, 4, 4])
     """
 
+    kind = "split"
     # Rank-one factors may overflow before their norm could be divided out.
     bounds_rank_one = False
-
-    @property
-    def inline(self) -> Inline | None:
-        if self.p is not None or self.width > MAX_ACTION_WIDTH:
-            return None
-        return Inline("split", *self.sizes, bounded=int(self.bounded))
 
     def dense(self, coords: Tensor, step: Tensor | float, *, backend: str = "auto") -> Tensor:
         """R [.., P, P].
@@ -352,18 +354,8 @@ class Exponential(RightAction):
         return self.bounded
 
 
-class FactoredExponential(Factored, Exponential):
-    """R = exp(step A) with A the sum of the generators of factors."""
-
-    @property
-    def inline(self) -> Inline | None:
-        if self.p is not None or self.width > MAX_ACTION_WIDTH:
-            return None
-        return Inline("exponential", *self.sizes, self.clamp, int(self.bounded))
-
-
 @final
-class Orthogonal(FactoredExponential):
+class Orthogonal(Factored, Exponential):
     """R = exp(step sum theta[i,j] (e_j e_i^T - e_i e_j^T)), i < j: a rotation, R^T R = I, P (P - 1) / 2 coordinates.
 
     Zero coordinates are the identity exactly. Widths 2, 3 and 4 have closed forms (`rotation.py`), others take the exponential.
@@ -406,7 +398,7 @@ class Orthogonal(FactoredExponential):
 
 
 @final
-class Dissipative(FactoredExponential):
+class Dissipative(Factored, Exponential):
     """R = exp(step (A - Diag(max(d, 0)))) with A skew, as in `Orthogonal`: ||R||_2 <= 1, P (P - 1) / 2 + P coordinates.
 
     The symmetric part of the generator is -Diag(max(d, 0)), so no row gets longer; where d > 0 it fades. d[i] come first, then
@@ -454,7 +446,7 @@ class DenseExp(Exponential):
 
 
 @final
-class Structured(FactoredExponential):
+class Structured(Factored, Exponential):
     """R = exp(step (-Diag(softplus(d)) + sum theta Omega + sum eta N + sum zeta p q^T)).
 
     Coordinates and arguments are those of `SplitFlow`; `bounded`, the sum is `contracted`: ||R||_2 <= 1.
