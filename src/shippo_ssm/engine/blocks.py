@@ -39,11 +39,7 @@ def transposed(emit: Any, rows: list[Any]) -> list[Any]:
 def block_reader(dtype: str, arithmetic: str, entries: int, turned: int = 0) -> Callable[..., None]:
     """read(array, first, here, w, target): the `here` rows of `entries` numbers from row `first` on, zeros in the lanes left.
 
-    Args:
-        dtype: of the memory.
-        arithmetic: dtype of the scratch.
-        entries: numbers per row.
-        turned: P if rows are P x P matrices that are to be transposed.
+    The memory holds numbers of `dtype`, the scratch of `arithmetic`. `turned` is P if rows are P x P matrices to transpose.
     """
     from numba import njit
 

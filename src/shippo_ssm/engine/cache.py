@@ -15,7 +15,6 @@ import logging
 import os
 import stat
 import tempfile
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
@@ -23,9 +22,6 @@ from typing import NamedTuple
 logger = logging.getLogger("shippo_ssm")
 
 MAGIC = b"shippo kernel 2\n"
-_PART = ".part"
-# What a killed process was writing is removed after this many seconds.
-_OLD = 3600
 _warned = False
 
 
@@ -88,11 +84,8 @@ def save(folder: Path, name: str, code: MachineCode) -> None:
         folder.parent.mkdir(parents=True, exist_ok=True)
         folder.mkdir(mode=0o700, exist_ok=True)
         _check(folder, os.stat(folder), stat.S_ISDIR)
-        for part in folder.glob(f"*{_PART}"):
-            if time.time() - part.lstat().st_mtime > _OLD:
-                part.unlink(missing_ok=True)
         # Written aside, readable by this user alone, and renamed: a reader sees a whole file or none.
-        file, part = tempfile.mkstemp(dir=folder, prefix=name, suffix=_PART)
+        file, part = tempfile.mkstemp(dir=folder, prefix=name, suffix=".part")
         try:
             with open(file, "wb") as stream:
                 stream.write(_pack(code, name))

@@ -114,11 +114,7 @@ def frame(right: Tensor) -> tuple[Tensor, Tensor]:
 def _attend(read: Tensor, write: Tensor, framed: Tensor, log_left: Tensor) -> Tensor:
     """sum over s < t of (read_t . exp(decay from s to t) write_s) framed_s inside each chunk, [.., C, P].
 
-    Args:
-        read: [.., C, N].
-        write: [.., C, r, N].
-        framed: [.., C, r, P], values in the frame.
-        log_left: [.., C, N].
+    read and log_left are [.., C, N], write is [.., C, r, N], and framed [.., C, r, P] holds the values in the frame.
     """
     length = read.shape[-2]
     y = framed.new_zeros(*read.shape[:-1], framed.shape[-1])

@@ -62,14 +62,10 @@ class Call(NamedTuple):
 def scan_segments(
     run: Run, recurrence: Recurrence, start: Tensor | None, cu_seqlens: Tensor | None, layout: SegmentLayout
 ) -> tuple[Tensor, Tensor]:
-    """y of the segments held here and the last state of the whole sequence; differentiable once.
+    """y of the segments held here (`recurrence`, with boundaries `cu_seqlens` where they are packed along T) and the last state
+    of the whole sequence; differentiable once.
 
-    Args:
-        run: the backend that runs each segment.
-        recurrence: the operands of the segments held here.
-        start: [S, G, N, P], added to the state that enters each segment: the initial state for a first one, zero for others.
-        cu_seqlens: boundaries of the segments where they are packed along T.
-        layout: where the other segments are.
+    `start` [S, G, N, P] is added to the state that enters each segment: the initial state for a first one, zero for others.
     """
     summary = summarise(run, recurrence, cu_seqlens)
     with torch.no_grad():
@@ -165,12 +161,8 @@ class InPlace(SegmentLayout):
 def scan_in_place(
     run: Run, recurrence: Recurrence, cu_seqlens: Tensor | None, initial_state: Tensor | None, num_segments: int | None = None
 ) -> tuple[Tensor, Tensor]:
-    """A backend's `run` on sequences that are cut into segments, so that few long ones fill many cores.
-
-    Args:
-        run: a backend that takes packed sequences.
-        num_segments: of each sequence; by default one per `SEGMENT_LENGTH` positions, at most `MOST_SEGMENTS`.
-    """
+    """A backend's `run` on sequences that are cut into segments, so that few long ones fill many cores: by default one segment
+    per `SEGMENT_LENGTH` positions, at most `MOST_SEGMENTS`."""
     batch, length = recurrence.read.shape[:2]
     device = recurrence.value.device
     recurrence, bounds = _packed(recurrence, cu_seqlens)
