@@ -376,6 +376,13 @@ def make_exponential(dtype: str, width: int, scheme: LaneScheme, backward: bool)
             s[target, entry] = emit.mul(s[target, entry], factor)
 
     @simd(arithmetic, lanes)
+    def add_identity(emit: Any, w: Any, target: Any) -> None:
+        s = Scratch(emit, w)
+        for i in range(width):
+            place = target, i * (width + 1) * lanes
+            s[place] = emit.add(s[place], emit.constant(1.0))
+
+    @simd(arithmetic, lanes)
     def keep_finished(emit: Any, w: Any, old: Any, new: Any) -> None:
         """Lanes without squarings left take the old value again."""
         s = Scratch(emit, w)
@@ -400,9 +407,8 @@ def make_exponential(dtype: str, width: int, scheme: LaneScheme, backward: bool)
             product(w, total, total, spare)
             finish(w, total, spare, -1.0)
             total, spare = spare, total
-        for i in range(width if shifted else 0):
-            for lane in range(lanes):
-                w[total + i * (width + 1) * lanes + lane] += 1.0
+        if shifted:
+            add_identity(w, total)
         return total
 
     @njit(inline="always")
