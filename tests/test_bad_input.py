@@ -174,7 +174,6 @@ def entry_actions() -> Iterator[Bad]:
         actions.Orthogonal,
         actions.Dissipative,
         actions.Structured,
-        actions.Oracle,
     )
     for family in families:
         name = family.__name__
@@ -185,7 +184,6 @@ def entry_actions() -> Iterator[Bad]:
         for way, wrong in {"a list": coords.tolist(), "None": None, "integers": coords.long(), "short": coords[:, 1:]}.items():
             yield bad(f"{name}: coords as {way}", partial(action.dense, wrong, 1.0), name, "`coords`", "expected")
         yield bad(f"{name}: step that does not fit", partial(action.dense, coords, torch.rand(5)), name, "`step`", "broadcast")
-        yield bad(f"{name}: state of another width", partial(action.act, torch.rand(4, 2), coords, 1.0), name, "`state`")
     for generators in (matrix, torch.rand(2, 3, 2), torch.rand(3)):
         yield bad(f"Lie {tuple(generators.shape)}", partial(actions.Lie, generators), "Lie", "P, P]")
     yield bad("Lie with NaN", partial(actions.Lie, torch.full((1, 2, 2), NAN)), "Lie", "not finite")

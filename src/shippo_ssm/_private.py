@@ -16,13 +16,7 @@ from torch.nn.modules import module as modules
 
 
 def private(owner: Any, name: str, library: str = "") -> Any:
-    """`owner.name`, or an error that names the installed version of the library that does not have it.
-
-    Args:
-        owner: the name of a module, or an object of `library`.
-        name: its private attribute.
-        library: whose it is; the top package of a module by default.
-    """
+    """`owner.name` of a module's name or an object of `library`, or an error that says which version does not have it."""
     try:
         return getattr(importlib.import_module(owner) if isinstance(owner, str) else owner, name)
     except (ImportError, AttributeError) as error:
@@ -120,13 +114,8 @@ def object_code(result: Any) -> tuple[str, str, list[str], list[str], bytes] | N
 
 
 def python_function(name: str, address: int, environments: list[int]) -> Callable[..., Any]:
-    """The Python function whose C function is at `address`, as Numba wraps it.
-
-    Args:
-        name: for messages.
-        address: of a C function (self, arguments, keywords).
-        environments: addresses of its variables for Numba's environment, which is made empty.
-    """
+    """The Python function whose C function (self, arguments, keywords) is at `address`, as Numba wraps it; `environments` are
+    the addresses of its variables for Numba's environment, which is made empty."""
     environment = private("numba._dynfunc", "Environment")({})
     for place in environments:
         ctypes.c_void_p.from_address(place).value = id(environment)

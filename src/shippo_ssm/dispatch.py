@@ -55,6 +55,11 @@ def compute_dtype(dtype: torch.dtype) -> torch.dtype:
     return torch.float32 if dtype in (torch.bfloat16, torch.float16) else dtype
 
 
+def asks_gradients(*tensors: Tensor | None) -> bool:
+    """Whether a call on these tensors will have a backward pass."""
+    return torch.is_grad_enabled() and any(tensor is not None and tensor.requires_grad for tensor in tensors)
+
+
 def is_interpreted() -> bool:
     """Whether GPU kernels run in Triton's interpreter, on a CPU."""
     return os.environ.get("TRITON_INTERPRET") == "1"

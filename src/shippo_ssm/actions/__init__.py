@@ -2,11 +2,17 @@
 
 from shippo_ssm.actions.base import Factor, RightAction
 from shippo_ssm.actions.expm import expm
-from shippo_ssm.actions.exponential import DenseExp, Dissipative, Lie, Structured
 from shippo_ssm.actions.factors import Diagonal, RankOne, Rotation, Shear
-from shippo_ssm.actions.families import Identity, Oracle, get_family
-from shippo_ssm.actions.orthogonal import Orthogonal
-from shippo_ssm.actions.split import SplitFlow
+from shippo_ssm.actions.families import (
+    DenseExp,
+    Dissipative,
+    Identity,
+    Lie,
+    Orthogonal,
+    SplitFlow,
+    Structured,
+    get_family,
+)
 
 __all__ = [
     "DenseExp",
@@ -15,7 +21,6 @@ __all__ = [
     "Factor",
     "Identity",
     "Lie",
-    "Oracle",
     "Orthogonal",
     "RankOne",
     "RightAction",

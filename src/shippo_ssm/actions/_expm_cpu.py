@@ -27,11 +27,12 @@ NARROW = 4
 
 
 class LaneScheme(NamedTuple):
-    """Dtype of the scratch, degree of the Taylor polynomial, largest 1-norm that is not scaled, and that is taken at all."""
+    """Dtype of the scratch; for an exponential also the degree of the Taylor polynomial, the largest 1-norm that is not scaled,
+    and the largest that is taken at all."""
 
     arithmetic: str
-    degree: int
-    theta: float
+    degree: int = 0
+    theta: float = math.inf
     largest: float = math.inf
 
 
@@ -64,22 +65,25 @@ def entries(emit: Any, width: int) -> Iterator[Any]:
         yield from (emit.times(emit.at(start, i), LANES) for i in range(count))
 
 
-def make_product(arithmetic: str, width: int, add: bool) -> Callable[..., None]:
-    """multiply(w, a, b, c): c = a b, or c + a b where it is to `add`."""
+def make_product(arithmetic: str, width: int, start: str = "") -> Callable[..., None]:
+    """multiply(w, a, b, c): c = a b; c + a b for the start "c", and 2 a + a b for "2 a"."""
     lanes, row_size = LANES, width * LANES
     # Half of the registers hold totals: 16 of 32 with AVX-512, 8 of 16 without; a vector may take two.
     register = register_lanes(arithmetic)
     registers = 16 if register * np.dtype(arithmetic).itemsize == 64 else 8
     rows, columns = tile(width, registers // max(1, lanes // register))
 
-    @simd(arithmetic, lanes, shared=width > NARROW)
+    @simd(arithmetic, lanes)
     def multiply(emit: Any, w: Any, a: Any, b: Any, c: Any) -> None:
         s, part = Scratch(emit, w), [(i, j) for i in range(rows) for j in range(columns)]
         for row, _ in emit.strips(width, rows):
             for column, _ in emit.strips(width, columns):
                 above, beside = emit.times(row, row_size), emit.times(column, lanes)
                 places = [emit.at(c, above, beside, i * row_size + j * lanes) for i, j in part]
-                totals = [s[place] for place in places] if add else []
+                totals = [s[place] for place in places] if start == "c" else []
+                if start == "2 a":
+                    whole = [s[a, above, beside, i * row_size + j * lanes] for i, j in part]
+                    totals = [emit.add(entry, entry) for entry in whole]
                 for k in range(width):
                     left = [s[a, above, i * row_size + k * lanes] for i in range(rows)]
                     right = [s[b, beside, k * row_size + j * lanes] for j in range(columns)]
@@ -138,53 +142,18 @@ def make_measure(arithmetic: str, width: int, theta: float, target: int) -> Call
     return measure
 
 
-def make_tools(arithmetic: str, width: int) -> tuple[Any, ...]:
-    """scale(w, x, factors): every lane of x times its factor; double(w, x, c): c = 2 x; add_identity(w, c): c = c + I;
-    keep_finished(w, old, new, left): lanes without squarings left take the old value again."""
-    lanes, row_size = LANES, width * LANES
-
-    @simd(arithmetic, lanes)
-    def scale(emit: Any, w: Any, target: Any, factors: Any) -> None:
-        s = Scratch(emit, w)
-        factor = s[factors]
-        for entry in entries(emit, width):
-            s[target, entry] = emit.mul(s[target, entry], factor)
-
-    @simd(arithmetic, lanes)
-    def double(emit: Any, w: Any, source: Any, target: Any) -> None:
-        s = Scratch(emit, w)
-        for entry in entries(emit, width):
-            vector = s[source, entry]
-            s[target, entry] = emit.add(vector, vector)
-
-    @simd(arithmetic, lanes)
-    def add_identity(emit: Any, w: Any, target: Any) -> None:
-        s = Scratch(emit, w)
-        for i in range(width):
-            place = target, i * (row_size + lanes)
-            s[place] = emit.add(s[place], emit.constant(1.0))
-
-    @simd(arithmetic, lanes)
-    def keep_finished(emit: Any, w: Any, old: Any, new: Any, left: Any) -> None:
-        s = Scratch(emit, w)
-        going = emit.builder.fcmp_ordered(">", s[left], emit.constant(0.0))
-        for entry in entries(emit, width):
-            s[new, entry] = emit.builder.select(going, s[new, entry], s[old, entry])
-
-    return scale, double, add_identity, keep_finished
-
-
 # A polynomial that is exp up to a small norm, in a scratch array: its matrices (A, or A^T for a gradient, the cotangent, the
 # next one, then its own), powers(w): what the others need of A, value(w, target), and derivative(w, cotangent, target).
 Core = tuple[int, Any, Any, Any]
 
 
-def wide_core(arithmetic: str, width: int, degree: int, set_product: Any, add_product: Any) -> Core:
+def wide_core(arithmetic: str, width: int, degree: int) -> Core:
     """Paterson and Stockmeyer's scheme of `expm.taylor`; the gradient is its tangent at A^T along the cotangent."""
     from numba import njit
 
     lanes, row_size = LANES, width * LANES
     slot = width * row_size
+    set_product, add_product = make_product(arithmetic, width), make_product(arithmetic, width, "c")
     # Slots: A^2, A^3, A^4 and two totals, then the same for the tangent.
     high, spare_at, tangents, tangent_at = (k * slot for k in (3, 6, 8, 11))
     fourth, fourth_tangent = high + 2 * slot, tangents + 2 * slot
@@ -388,10 +357,10 @@ def make_exponential(dtype: str, width: int, scheme: LaneScheme, backward: bool)
     arithmetic, degree, theta, largest = scheme
     size, lanes, shifted = width * width, LANES, arithmetic == "float32"
     slot = size * lanes
-    set_product, add_product = (make_product(arithmetic, width, add) for add in (False, True))
-    scale, double, add_identity, keep_finished = make_tools(arithmetic, width)
-    kind = arithmetic, width, degree
-    slots, powers, value, derivative = narrow_core(*kind) if width <= NARROW else wide_core(*kind, set_product, add_product)
+    # exp(A) - I is squared as T <- 2 T + T^2.
+    add_product, product = make_product(arithmetic, width, "c"), make_product(arithmetic, width, "2 a" if shifted else "")
+    core = narrow_core if width <= NARROW else wide_core
+    slots, powers, value, derivative = core(arithmetic, width, degree)
     kept = slots * slot
     # Room for the result before every squaring that a gradient goes back through; most of it is never touched.
     squarings = math.ceil(math.log2(min(largest, float(np.finfo(dtype).max))) + math.log2(width / theta))
@@ -399,24 +368,38 @@ def make_exponential(dtype: str, width: int, scheme: LaneScheme, backward: bool)
     lanes_at = kept + results * slot
     factors, left, measure = lanes_at, lanes_at + lanes, make_measure(arithmetic, width, theta, lanes_at)
 
-    @njit(inline="always")
-    def product(w, a, b, target):
-        if shifted:
-            double(w, a, target)
-            add_product(w, a, b, target)
-        else:
-            set_product(w, a, b, target)
+    @simd(arithmetic, lanes)
+    def scale(emit: Any, w: Any, target: Any) -> None:
+        s = Scratch(emit, w)
+        factor = s[factors]
+        for entry in entries(emit, width):
+            s[target, entry] = emit.mul(s[target, entry], factor)
+
+    @simd(arithmetic, lanes)
+    def add_identity(emit: Any, w: Any, target: Any) -> None:
+        s = Scratch(emit, w)
+        for i in range(width):
+            place = target, i * (width + 1) * lanes
+            s[place] = emit.add(s[place], emit.constant(1.0))
+
+    @simd(arithmetic, lanes)
+    def keep_finished(emit: Any, w: Any, old: Any, new: Any) -> None:
+        """Lanes without squarings left take the old value again."""
+        s = Scratch(emit, w)
+        going = emit.builder.fcmp_ordered(">", s[left], emit.constant(0.0))
+        for entry in entries(emit, width):
+            s[new, entry] = emit.builder.select(going, s[new, entry], s[old, entry])
 
     @njit(inline="always")
     def finish(w, old, new, change):
-        keep_finished(w, old, new, left)
+        keep_finished(w, old, new)
         for lane in range(lanes):
             w[left + lane] += change
 
     @njit(inline="always")
     def forward(w, most, top):
         if most > 0 or top < 0.0:
-            scale(w, 0, factors)
+            scale(w, 0)
         powers(w)
         total, spare = kept, kept + slot
         value(w, total)
@@ -432,7 +415,7 @@ def make_exponential(dtype: str, width: int, scheme: LaneScheme, backward: bool)
     def gradient(w, most, top):
         scaled = most > 0 or top < 0.0
         if scaled:
-            scale(w, 0, factors)
+            scale(w, 0)
         powers(w)
         cotangent, spare = slot, 2 * slot
         if most > 0:
@@ -448,7 +431,7 @@ def make_exponential(dtype: str, width: int, scheme: LaneScheme, backward: bool)
                 cotangent, spare = spare, cotangent
         derivative(w, cotangent, spare)
         if scaled:
-            scale(w, spare, factors)
+            scale(w, spare)
         return spare
 
     return lanes_at + 2 * lanes, measure, gradient if backward else forward
@@ -484,8 +467,7 @@ def build_expm(dtype: str, width: int, scheme: LaneScheme, backward: bool) -> Ca
     size, lanes = width * width, LANES
     scratch, measure, run = make_exponential(dtype, width, scheme, backward)
     # For a gradient A^T stands in the place of A.
-    order = [entry % width * width + entry // width for entry in range(size)] if backward else None
-    read_generator = block_reader(dtype, scheme.arithmetic, size, order)
+    read_generator = block_reader(dtype, scheme.arithmetic, size, turned=width if backward else 0)
     read_direction, write = block_reader(dtype, scheme.arithmetic, size), block_writer(dtype, scheme.arithmetic, size)
 
     @njit(inline="always")

@@ -1,6 +1,7 @@
-"""The exponential of families on a CPU: from LANES coordinates and steps to exp(step A), and the gradient back.
+"""CPU kernels of families: from LANES coordinates and steps to right actions, and the gradient back.
 
-The generator is made in the scratch array of `_expm_cpu.py`, where its gradient goes back to coordinates and step.
+For an exponential the generator is made in the scratch array of `_expm_cpu.py`, where its gradient goes back to coordinates and
+step.
 """
 
 from __future__ import annotations
@@ -16,18 +17,15 @@ from shippo_ssm.actions._expm_cpu import LaneScheme, block_kernel, make_exponent
 from shippo_ssm.actions._rotation_cpu import make_rotation
 from shippo_ssm.actions._split_cpu import make_split
 from shippo_ssm.actions.expm import kernel_scheme
-from shippo_ssm.actions.kernels import Inline, Scratch, softplus
-from shippo_ssm.engine import LANES, LaneMap, block_reader, block_writer, simd
+from shippo_ssm.actions.kernels import CoordinateMap, Inline, Scratch, softplus
+from shippo_ssm.engine import LANES, block_reader, block_writer, simd
 
 
-def coordinate_traces(
-    dtype: str, width: int, scheme: LaneScheme, inline: Inline, coords: int, turned: bool = False
-) -> tuple[int, int, int, Any, Any]:
-    """How a family makes its generator of coordinates that stand at `coords`; A^T in the place of A where it is `turned`.
+def make_generated(dtype: str, width: int, inline: Inline, scheme: LaneScheme, backward: bool) -> CoordinateMap:
+    """exp(step A) with the generator A that a family makes of its coordinates; backward, A^T stands in its place."""
+    from numba import njit
 
-    Returns the number of coordinates; where the step stands; the size of the scratch; generate(w): step A to where the scratch
-    begins; and pull(w, gradient): the gradient by step A becomes that by coordinates and step, in their places.
-    """
+    coords, measure, run = make_exponential(dtype, width, scheme, backward)
     arithmetic, lanes, size = scheme.arithmetic, LANES, width * width
     _, num_diagonals, num_rotations, num_shears, clamp, bounded = inline
     num_factors = num_diagonals + num_rotations + num_shears
@@ -59,10 +57,6 @@ def coordinate_traces(
         cut = build.fcmp_ordered(">", decay, emit.constant(limit))
         return build.select(cut, emit.constant(limit), decay), build.select(cut, zero, slope)
 
-    def load(emit: Any, w: Any) -> tuple[list[Any], Any]:
-        s = Scratch(emit, w)
-        return [s[coords + k * lanes] for k in range(count)], s[step_at]
-
     def make_entries(emit: Any, parts: Sequence[Any]) -> list[Any]:
         """A before it is bounded."""
         entries: list[Any] = [None] * size
@@ -73,7 +67,7 @@ def coordinate_traces(
         return [emit.constant(0.0) if entry is None else entry for entry in entries]
 
     def rows_of(emit: Any, entries: list[Any]) -> tuple[list[Any], Any, dict[tuple[int, int], Any]]:
-        """Gershgorin's sums of the symmetric part (see `exponential.contracted`), the largest, and what is off the diagonal."""
+        """Gershgorin's sums of the symmetric part (see `families.contracted`), the largest, and what is off the diagonal."""
         beside = {
             (i, j): emit.mul(emit.add(entries[i * width + j], entries[j * width + i]), emit.constant(0.5)) for i, j in pairs
         }
@@ -85,15 +79,16 @@ def coordinate_traces(
 
     @simd(arithmetic, lanes)
     def generate(emit: Any, w: Any) -> None:
-        values, step = load(emit, w)
-        entries = make_entries(emit, [coefficient(emit, k, x)[0] for k, x in enumerate(values)])
+        s = Scratch(emit, w)
+        step = s[step_at]
+        entries = make_entries(emit, [coefficient(emit, k, x)[0] for k, x in enumerate(s.rows(coords, count))])
         if bounded:
             excess = emit.mul(larger(emit, rows_of(emit, entries)[1], emit.constant(0.0)), emit.constant(margin))
             for i in range(width):
                 entries[i * width + i] = emit.sub(entries[i * width + i], excess)
         for k, entry in enumerate(entries):
-            place = k % width * width + k // width if turned else k
-            Scratch(emit, w)[place * lanes] = emit.mul(entry, step)
+            place = k % width * width + k // width if backward else k
+            s[place * lanes] = emit.mul(entry, step)
 
     def pull_bound(emit: Any, gradient: list[Any], entries: list[Any]) -> list[Any]:
         """The gradient by A before it was bounded: the diagonal lost the largest sum, or several equal ones in equal parts."""
@@ -117,9 +112,9 @@ def coordinate_traces(
 
     @simd(arithmetic, lanes)
     def pull(emit: Any, w: Any, gradient: Any) -> None:
-        s, (values, step) = Scratch(emit, w), load(emit, w)
-        parts, slopes = zip(*(coefficient(emit, k, x) for k, x in enumerate(values)))
-        by_entry = [s[gradient, place * lanes] for place in range(size)]
+        s = Scratch(emit, w)
+        step, by_entry = s[step_at], [s[gradient, place * lanes] for place in range(size)]
+        parts, slopes = zip(*(coefficient(emit, k, x) for k, x in enumerate(s.rows(coords, count))))
         if bounded:
             by_entry = pull_bound(emit, by_entry, make_entries(emit, parts))
         # By Euler's rule also where A is bounded: that is homogeneous in A.
@@ -131,54 +126,68 @@ def coordinate_traces(
             s[coords + k * lanes] = emit.mul(by_part, step)
         s[step_at] = d_step
 
-    return count, step_at, step_at + lanes, generate, pull
+    @njit(inline="always")
+    def prepare(w):
+        generate(w)
+        return measure(w)
+
+    @njit(inline="always")
+    def pull_back(w, squarings, norm):
+        pull(w, run(w, squarings, norm))
+
+    return CoordinateMap(arithmetic, step_at + lanes, count, coords, step_at, None, size * lanes, prepare, run, pull_back)
 
 
-def build_family(dtype: str, width: int, scheme: LaneScheme, inline: Inline, backward: bool) -> Callable[..., None]:
-    """kernel(operands, start, stop): exp(step A) of `kernels.Operands`, or the gradient by both; see `block_kernel`."""
+def coordinate_map(dtype: str, width: int, inline: Inline, scheme: LaneScheme, backward: bool) -> CoordinateMap:
+    """The map that a family asks for."""
+    if inline.kind == "rotation":
+        return make_rotation(dtype, width)
+    return (
+        make_split(dtype, width, inline) if inline.kind == "split" else make_generated(dtype, width, inline, scheme, backward)
+    )
+
+
+def build_family(dtype: str, width: int, inline: Inline, scheme: LaneScheme, backward: bool) -> Callable[..., None]:
+    """kernel(operands, start, stop): R of `families.Operands`, or the gradients; see `block_kernel`."""
     from numba import njit
 
-    arithmetic, size, lanes = scheme.arithmetic, width * width, LANES
-    coords_at, measure, run = make_exponential(dtype, width, scheme, backward)
-    traces = coordinate_traces(dtype, width, scheme, inline, coords_at, turned=backward)
-    num_coords, step_at, scratch, generate, pull = traces
+    maps = coordinate_map(dtype, width, inline, scheme, backward)
+    arithmetic, scratch, num_coords, coords_at, step_at, matrix_at, cotangent_at, prepare, fill, pull_back = maps
+    has_matrix, matrix_at = matrix_at is not None, matrix_at or 0
     read_coords, write_coords = (block(dtype, arithmetic, num_coords) for block in (block_reader, block_writer))
     read_step, write_step = (block(dtype, arithmetic, 1) for block in (block_reader, block_writer))
-    read_matrix, write_matrix = (block(dtype, arithmetic, size) for block in (block_reader, block_writer))
+    read_matrix, write_matrix = (block(dtype, arithmetic, width * width) for block in (block_reader, block_writer))
 
     @njit(inline="always")
     def load(given, first, here, w):
         read_coords(given.coords, first, here, w, coords_at)
         read_step(given.step, first, here, w, step_at)
-        generate(w)
 
     @njit(inline="always")
-    def finish(given, first, here, w, most, top):
+    def finish(given, first, here, w, squarings, norm):
         if backward:
-            read_matrix(given.cotangent, first, here, w, size * lanes)
-            pull(w, run(w, most, top))
+            if has_matrix:
+                read_matrix(given.right, first, here, w, matrix_at)
+            read_matrix(given.cotangent, first, here, w, cotangent_at)
+            pull_back(w, squarings, norm)
             write_coords(w, coords_at, given.d_coords, first, here)
             write_step(w, step_at, given.d_step, first, here)
         else:
-            write_matrix(w, run(w, most, top), given.right, first, here)
+            write_matrix(w, fill(w, squarings, norm), given.right, first, here)
 
-    return block_kernel(scheme, scratch, measure, load, finish)
+    return block_kernel(scheme, scratch, prepare, load, finish)
 
 
-def right_lanes(dtype: str, width: int, inline: Inline) -> LaneMap:
-    """The map from LANES coordinates and steps to right actions that a family asks for, inside another kernel."""
-    if inline.kind != "exponential":
-        return (make_rotation(dtype, width) if inline.kind == "rotation" else make_split(dtype, width, inline)).lanes
+def right_lanes(dtype: str, width: int, inline: Inline) -> CoordinateMap:
+    """The map that a family asks for, to be used inside another kernel: its fill(w) does all."""
     from numba import njit
 
-    scheme = kernel_scheme(dtype, "float64", width)
-    coords_at, measure, run = make_exponential(dtype, width, scheme, False)
-    _, step_at, scratch, generate, _ = coordinate_traces(dtype, width, scheme, inline, coords_at)
+    maps = coordinate_map(dtype, width, inline, kernel_scheme(dtype, "float64", width), False)
+    prepare, matrices = maps.prepare, maps.fill
 
     @njit(inline="always")
     def fill(w):
-        generate(w)
-        most, top = measure(w)
-        return run(w, most, top)
+        squarings, norm = prepare(w)
+        return matrices(w, squarings, norm)
 
-    return LaneMap(scheme.arithmetic, scratch, coords_at, step_at, fill)
+    return maps._replace(fill=fill)

@@ -6,23 +6,20 @@ The formulas of `rotation.py` run once on `Lane`s while compiling: vectors that 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from shippo_ssm.actions.kernels import (
     CoordinateMap,
-    Inline,
     Scratch,
-    coordinate_kernel,
     cosine_series,
     largest_angle,
     polynomial,
     sine_and_cosine,
     sine_series,
-    square_root,
 )
 from shippo_ssm.actions.rotation import rotation_matrix, squared_angles
-from shippo_ssm.engine import LANES, LaneMap, simd
+from shippo_ssm.engine import LANES, simd
 
 # sqrt of this is below pi / 4, where the series of sine and cosine hold.
 SMALL = 0.6
@@ -80,35 +77,24 @@ def make_rotation(dtype: str, width: int) -> CoordinateMap:
     lanes, size, num_coords, limit = LANES, width * width, width * (width - 1) // 2, largest_angle(dtype)
     slopes = [k * weight for k, weight in enumerate(sine_series(dtype))][1:]
     num_angles = 2 if width == 4 else 1
-    # Vectors of the scratch: coordinates, the step, the matrix or its cotangent, the gradients, and per angle x its cosine,
-    # sin(x) / x and the derivative of that by x^2.
+    # Vectors of the scratch: coordinates, the step, the matrix or its cotangent, and per angle x its cosine, sin(x) / x and the
+    # derivative of that by x^2.
     step_at = num_coords * lanes
     matrix = step_at + lanes
-    gradient = matrix + size * lanes
-    step_gradient = gradient + num_coords * lanes
-    angle, cosine, ratio, slope, scratch = (step_gradient + lanes + k * num_angles * lanes for k in range(5))
+    angle, cosine, ratio, slope, scratch = (matrix + (size + k * num_angles) * lanes for k in range(5))
 
-    def load(emit: Any, w: Any, base: int, number: int) -> list[Any]:
-        s = Scratch(emit, w)
-        return [s[base + k * lanes] for k in range(number)]
-
-    def store(emit: Any, w: Any, base: int, vectors: list[Any]) -> None:
-        s = Scratch(emit, w)
-        for k, vector in enumerate(vectors):
-            s[base + k * lanes] = vector
-
-    def turns(emit: Any, w: Any) -> list[Lane]:
-        tape, (step,) = [], load(emit, w, step_at, 1)
-        return [Lane(emit, tape, emit.mul(x, step)) for x in load(emit, w, 0, num_coords)]
+    def turns(s: Scratch) -> list[Lane]:
+        tape, step = [], s[step_at]
+        return [Lane(s.emit, tape, s.emit.mul(x, step)) for x in s.rows(0, num_coords)]
 
     @simd(dtype, lanes)
-    def prepare(emit: Any, w: Any) -> None:
+    def trigonometry(emit: Any, w: Any) -> None:
         build, scratch = emit.builder, Scratch(emit, w)
-        for k, square in enumerate(squared_angles(turns(emit, w))):
+        for k, square in enumerate(squared_angles(turns(scratch))):
             s = square.vector
             near = build.fcmp_ordered("<", s, emit.constant(SMALL))
             safe = build.select(near, emit.constant(1.0), s)
-            x = square_root(emit, safe)
+            x = emit.sqrt(safe)
             sin, cos = sine_and_cosine(emit, x)
             cos = build.select(near, polynomial(emit, cosine_series(dtype), s), cos)
             sinc = build.select(near, polynomial(emit, sine_series(dtype), s), build.fdiv(sin, x))
@@ -121,8 +107,8 @@ def make_rotation(dtype: str, width: int) -> CoordinateMap:
             for place, vector in zip((angle, cosine, ratio, slope), (x, cos, sinc, moved)):
                 scratch[place + k * lanes] = vector
 
-    def formula(emit: Any, w: Any) -> tuple[list[Lane], list[Lane]]:
-        leaves, s, trig = turns(emit, w), Scratch(emit, w), []
+    def formula(s: Scratch) -> tuple[list[Lane], list[Lane]]:
+        emit, leaves, trig = s.emit, turns(s), []
         for k, square in enumerate(squared_angles(leaves)):
             cos, sinc, moved = (s[place + k * lanes] for place in (cosine, ratio, slope))
             # d cos(x) / d(x^2) = -sin(x) / (2 x).
@@ -133,44 +119,38 @@ def make_rotation(dtype: str, width: int) -> CoordinateMap:
 
     @simd(dtype, lanes)
     def multiply_out(emit: Any, w: Any) -> None:
-        store(emit, w, matrix, [entry.vector for entry in formula(emit, w)[1]])
+        s = Scratch(emit, w)
+        s.set_rows(matrix, [entry.vector for entry in formula(s)[1]])
 
     @simd(dtype, lanes)
     def pull_matrix(emit: Any, w: Any) -> None:
-        leaves, entries = formula(emit, w)
-        for entry, adjoint in zip(entries, load(emit, w, matrix, size)):
+        s = Scratch(emit, w)
+        leaves, entries = formula(s)
+        for entry, adjoint in zip(entries, s.rows(matrix, size)):
             # One lane may stand in two places of the matrix.
             entry.adjoint = adjoint if entry.adjoint is None else emit.add(entry.adjoint, adjoint)
         pull_lanes(leaves[0].tape)
-        pulled = [leaf.adjoint for leaf in leaves]
-        (step,) = load(emit, w, step_at, 1)
-        store(emit, w, gradient, [emit.mul(adjoint, step) for adjoint in pulled])
-        store(emit, w, step_gradient, [emit.dot(pulled, load(emit, w, 0, num_coords))])
+        pulled, step = [leaf.adjoint for leaf in leaves], s[step_at]
+        s[step_at] = emit.dot(pulled, s.rows(0, num_coords))
+        s.set_rows(0, [emit.mul(adjoint, step) for adjoint in pulled])
 
     @njit(inline="always")
-    def measure(w):
-        prepare(w)
+    def prepare(w):
+        trigonometry(w)
         for place in range(num_angles * lanes):
             x = w[angle + place]
             if x > limit:
                 w[cosine + place], w[ratio + place] = math.cos(x), math.sin(x) / x
                 w[slope + place] = (w[cosine + place] - w[ratio + place]) / (2.0 * x * x)
+        return 0, 0.0
 
     @njit(inline="always")
-    def fill(w):
-        measure(w)
+    def fill(w, squarings, norm):
         multiply_out(w)
         return matrix
 
     @njit(inline="always")
-    def pull_back(w):
-        measure(w)
+    def pull_back(w, squarings, norm):
         pull_matrix(w)
 
-    lane_map = LaneMap(dtype, scratch, 0, step_at, fill)
-    return CoordinateMap(lane_map, num_coords, None, matrix, gradient, step_gradient, pull_back)
-
-
-def build_rotation(dtype: str, width: int, inline: Inline, backward: bool) -> Callable[..., None]:
-    """kernel(operands, start, stop) of a `coordinate_op`; the width says everything that `inline` does."""
-    return coordinate_kernel(width, make_rotation(dtype, width), backward)
+    return CoordinateMap(dtype, scratch, num_coords, 0, step_at, None, matrix, prepare, fill, pull_back)

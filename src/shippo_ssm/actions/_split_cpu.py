@@ -8,7 +8,6 @@ d/dc <Y, X exp(c G)> = <Y, X exp(c G) G>. It needs no memory beyond the product 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -17,13 +16,11 @@ from shippo_ssm.actions.kernels import (
     CoordinateMap,
     Inline,
     Scratch,
-    coordinate_kernel,
     largest_angle,
     sine_and_cosine,
     softplus,
-    square_root,
 )
-from shippo_ssm.engine import LANES, LaneMap, simd
+from shippo_ssm.engine import LANES, simd
 
 
 def make_split(dtype: str, width: int, inline: Inline) -> CoordinateMap:
@@ -31,7 +28,7 @@ def make_split(dtype: str, width: int, inline: Inline) -> CoordinateMap:
 
     In the scratch the matrix stands first, then its cotangent. Per coordinate there are its `value`, the numbers `main` and
     `other` of its factor (exp(-decay) and softplus, cosine and sine, or the coefficient of a shear), a `slope` (of the
-    softplus, or of -log(norm) of a shear) and its `gradient`.
+    softplus, or of -log(norm) of a shear). Its gradient takes the place of its value.
     """
     from numba import njit
 
@@ -39,7 +36,7 @@ def make_split(dtype: str, width: int, inline: Inline) -> CoordinateMap:
     first_shear = num_diagonals + num_rotations
     num_coords, lanes, limit = first_shear + num_shears, LANES, largest_angle(dtype)
     row_size, size = width * LANES, width * width * LANES
-    value, main, other, slope, gradient, step = (2 * size + k * num_coords * LANES for k in range(6))
+    value, main, other, slope, step = (2 * size + k * num_coords * LANES for k in range(5))
     # `d_scale` is <cotangent, R> of a bounded R.
     d_step, d_scale, scratch = (step + k * LANES for k in (1, 2, 3))
     pairs = [(i, j) for i in range(width) for j in range(i + 1, width)] or [(0, 0)]
@@ -70,7 +67,7 @@ def make_split(dtype: str, width: int, inline: Inline) -> CoordinateMap:
         emit, build, total, zero = s.emit, s.emit.builder, s.emit.constant(1.0), s.emit.constant(0.0)
         for k in range(first_shear, num_coords):
             z = emit.mul(s[main + k * LANES], emit.constant(0.5))
-            root = square_root(emit, emit.fma(z, z, emit.constant(1.0)))
+            root = emit.sqrt(emit.fma(z, z, emit.constant(1.0)))
             negative = build.fcmp_ordered("<", z, zero)
             sign = build.select(negative, emit.constant(0.5), emit.constant(-0.5))
             sign = build.select(build.fcmp_ordered("==", z, zero), zero, sign)
@@ -87,8 +84,8 @@ def make_split(dtype: str, width: int, inline: Inline) -> CoordinateMap:
 
     def settle(s: Scratch, at: Any, pulled: Any) -> None:
         """The gradient of a coefficient step x: times step for the coordinate, times x for the step."""
-        s[gradient, at] = s.emit.mul(pulled, s[step])
         s[d_step] = s.emit.fma(pulled, s[value, at], s[d_step])
+        s[value, at] = s.emit.mul(pulled, s[step])
 
     @simd(dtype, lanes)
     def diagonal(emit: Any, w: Any, k: Any) -> None:
@@ -172,7 +169,7 @@ def make_split(dtype: str, width: int, inline: Inline) -> CoordinateMap:
         # d<Y, R>/d(-step softplus) = Y_ii R_ii, and R_ii is `main` again without the other factors.
         s, at = Scratch(emit, w), emit.times(i, LANES)
         pulled = emit.builder.fneg(emit.mul(s[size, emit.times(i, (width + 1) * LANES)], s[main, at]))
-        s[gradient, at] = emit.mul(pulled, emit.mul(s[step], s[slope, at]))
+        s[value, at] = emit.mul(pulled, emit.mul(s[step], s[slope, at]))
         s[d_step] = emit.fma(pulled, s[other, at], s[d_step])
 
     @njit(inline="always")
@@ -192,10 +189,10 @@ def make_split(dtype: str, width: int, inline: Inline) -> CoordinateMap:
                     w[other + k * lanes + lane] = math.sin(turned)
         for k in range(first_shear, num_coords):
             coefficient(w, k)
+        return 0, 0.0
 
     @njit(inline="always")
-    def fill(w):
-        prepare(w)
+    def fill(w, squarings, norm):
         start(w)
         for k in range(num_diagonals, first_shear):
             rotate(w, k, firsts[k - num_diagonals], seconds[k - num_diagonals])
@@ -206,8 +203,7 @@ def make_split(dtype: str, width: int, inline: Inline) -> CoordinateMap:
         return 0
 
     @njit(inline="always")
-    def pull_back(w):
-        prepare(w)
+    def pull_back(w, squarings, norm):
         w[d_step : d_step + lanes] = 0.0
         if bounded:
             unshrink(w)
@@ -217,10 +213,6 @@ def make_split(dtype: str, width: int, inline: Inline) -> CoordinateMap:
             unrotate(w, k, firsts[k - num_diagonals], seconds[k - num_diagonals])
         for i in range(num_diagonals):
             undiagonal(w, i)
+        w[step : step + lanes] = w[d_step : d_step + lanes]
 
-    return CoordinateMap(LaneMap(dtype, scratch, value, step, fill), num_coords, 0, size, gradient, d_step, pull_back)
-
-
-def build_split(dtype: str, width: int, inline: Inline, backward: bool) -> Callable[..., None]:
-    """kernel(operands, start, stop) of a `coordinate_op`."""
-    return coordinate_kernel(width, make_split(dtype, width, inline), backward)
+    return CoordinateMap(dtype, scratch, num_coords, value, step, 0, size, prepare, fill, pull_back)

@@ -1,5 +1,4 @@
-"""The two contracts of this package: a `Factor` has one coefficient, a `RightAction` family has K coordinates and a step; and
-the operator of torch by which a family runs its CPU kernel (`coordinate_op`).
+"""The two contracts of this package: a `Factor` has one coefficient, a `RightAction` family has K coordinates and a step.
 
 A family maps coordinates [.., K] and a step [..], whose leading shapes broadcast, to right actions R [.., P, P]. Shapes are
 checked, values are not: reading them would stall a GPU and break a graph. A step must be >= 0 for the stated bounds to hold.
@@ -8,17 +7,14 @@ checked, values are not: reading them would stall a GPU and break a graph. A ste
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Hashable, Sequence
-from functools import partial
+from collections.abc import Hashable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from shippo_ssm._expect import expect_size
-from shippo_ssm.actions.kernels import Inline, Operands
-from shippo_ssm.dispatch import compute_dtype
-from shippo_ssm.engine import LANES, allocate, custom_op, differentiate
+from shippo_ssm.actions.kernels import Inline
 
 
 class Factor(ABC):
@@ -37,7 +33,11 @@ class Factor(ABC):
 
     def act(self, state: Tensor, coef: Tensor | float) -> Tensor:
         """state exp(coef G) for a state [.., N, P] and one coefficient per leading index [..], or a number."""
-        check_state(self, state)
+        if state.ndim < 2 or state.shape[-1] != self.width:
+            raise ValueError(
+                f"{type(self).__name__}: `state` has shape {tuple(state.shape)}; expected [.., N, {self.width}]; "
+                "the last axis counts the channels of one group"
+            )
         coef = torch.as_tensor(coef, dtype=state.dtype, device=state.device)
         return torch.stack(torch.broadcast_tensors(*self.act_columns(state.unbind(-1), coef.unsqueeze(-1))), -1)
 
@@ -77,11 +77,6 @@ class RightAction(nn.Module, ABC):
     def generator(self, coords: Tensor) -> Tensor:
         """A [.., P, P] such that R agrees with exp(step A) to first order in the step."""
 
-    def act(self, state: Tensor, coords: Tensor, step: Tensor | float) -> Tensor:
-        """state R for a state [.., N, P] whose leading shape broadcasts with that of R."""
-        check_state(self, state)
-        return state @ self.dense(coords, step)
-
     def inverse(self, coords: Tensor, step: Tensor | float) -> Tensor:
         """R^{-1} [.., P, P], the true inverse (never a transpose)."""
         return torch.linalg.inv(self.dense(coords, step))
@@ -104,11 +99,6 @@ class RightAction(nn.Module, ABC):
     def stable(self) -> bool:
         """Whether ||R||_2 <= 1 for every input, up to rounding: then the memory cannot grow."""
         return False
-
-    def growth_bound(self, coords: Tensor, step: Tensor | float) -> Tensor:
-        """An upper bound [..] of ||R||_2; here the norm itself."""
-        right = self.dense(coords, step)
-        return torch.linalg.matrix_norm(right.to(compute_dtype(right.dtype)), 2)
 
     def init_coordinates(self, memory_length: float | None = None) -> Tensor:
         """Coordinates [K] at which R is the identity, or so near it that the memory lasts `memory_length` unit steps."""
@@ -140,59 +130,6 @@ class RightAction(nn.Module, ABC):
             ) from None
 
 
-def entry_names(letter: str, width: int) -> list[str]:
-    """letter[0,0], letter[0,1], .. row by row; nothing for a width that is refused later."""
-    return [f"{letter}[{i},{j}]" for i in range(width) for j in range(width)] if isinstance(width, int) else []
-
-
-def coordinate_op(name: str, kind: str, launch: Callable[..., None], formula: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    """right = op(coords [.., K], step [..], width, sizes): the map of an `Inline(kind, *sizes)`, with a compiled gradient.
-
-    With create_graph=True the gradient is taken through the torch formula, which has a second derivative.
-
-    Args:
-        name: of the torch op, below `shippo::`.
-        kind: of the `Inline`.
-        launch: called with the number of blocks of LANES items, `Operands`, and dtype, width, inline and backward by name.
-            It fills `right`, or backward the gradients.
-        formula: the same map in torch, differentiable to any order; called as the op.
-    """
-
-    @custom_op(f"shippo::{name}")
-    def forward_op(coords: Tensor, step: Tensor, width: int, sizes: Sequence[int]) -> Tensor:
-        right, count = allocate(coords, (*step.shape, width, width)), step.numel()
-        operands, dtype = Operands(coords, step, right, None, None, None, count), str(coords.dtype).removeprefix("torch.")
-        launch(-(-count // LANES), operands, dtype=dtype, width=width, inline=Inline(kind, *sizes), backward=False)
-        return right
-
-    @custom_op(f"shippo::{name}_backward")
-    def backward_op(
-        coords: Tensor, step: Tensor, right: Tensor, cotangent: Tensor, sizes: Sequence[int]
-    ) -> tuple[Tensor, Tensor]:
-        (d_coords, d_step), count = (allocate(coords, tensor.shape) for tensor in (coords, step)), step.numel()
-        operands = Operands(coords, step, right, cotangent, d_coords, d_step, count)
-        width, dtype = right.shape[-1], str(coords.dtype).removeprefix("torch.")
-        launch(-(-count // LANES), operands, dtype=dtype, width=width, inline=Inline(kind, *sizes), backward=True)
-        return d_coords, d_step
-
-    def save(ctx, inputs, output) -> None:
-        coords, step, ctx.width, ctx.sizes = inputs
-        ctx.save_for_backward(coords, step, output)
-
-    def pull_back(ctx, cotangent: Tensor):
-        coords, step, right = ctx.saved_tensors
-        if not torch.is_grad_enabled():
-            return *backward_op(coords, step, right, cotangent, ctx.sizes), None, None
-        torch_map = partial(formula, width=ctx.width, sizes=ctx.sizes)
-        return *differentiate(torch_map, (coords, step), ctx.needs_input_grad[:2], (cotangent,)), None, None
-
-    forward_op.register_fake(lambda coords, step, width, sizes: coords.new_empty(*step.shape, width, width))
-    backward_op.register_fake(lambda coords, step, *_: (coords.new_empty(coords.shape), coords.new_empty(step.shape)))
-    forward_op.register_autograd(pull_back, setup_context=save)
-    register_vmap(forward_op, 2)
-    return forward_op
-
-
 def register_vmap(op: Any, num_tensors: int) -> None:
     """Under `vmap`, call the op with the mapped axis first; its first arguments are tensors."""
 
@@ -204,15 +141,6 @@ def register_vmap(op: Any, num_tensors: int) -> None:
         return op(*tensors, *arguments[num_tensors:]), 0
 
     op.register_vmap(mapped)
-
-
-def check_state(action: Factor | RightAction, state: Tensor) -> None:
-    """Raise where a state is not [.., N, P] for the width P of an action."""
-    if state.ndim < 2 or state.shape[-1] != action.width:
-        raise ValueError(
-            f"{type(action).__name__}: `state` has shape {tuple(state.shape)}; expected [.., N, {action.width}]; "
-            "the last axis counts the channels of one group"
-        )
 
 
 def not_finite(op: str, name: str) -> ValueError:

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -138,27 +138,33 @@ def kernel_scheme(dtype: str, arithmetic: str, width: int, largest: float = math
     return LaneScheme(arithmetic, *scheme, largest)
 
 
-def launch_schemes(
-    build: Callable, blocks: int, operands: Any, *, dtype: str, width: int, backward: bool, **constants: Any
-) -> None:
-    """Run a kernel of exponentials: float32 matrices of moderate norm in their own precision, the rest in float64."""
-    todo = np.ones(blocks, np.int8)
+def lane_schemes(dtype: str, width: int, backward: bool) -> list[LaneScheme]:
+    """How a kernel takes numbers of `dtype`: float32 matrices of moderate norm in their own precision, the rest in float64."""
     schemes = [kernel_scheme(dtype, "float64", width)]
     if dtype == "float32":
         # The errors of many values add up along a product of them; those of gradients do not.
         schemes = [kernel_scheme(dtype, "float32", width, 8.0 if backward else 2.5), *schemes]
+    return schemes
+
+
+def launch_schemes(build: Callable, operands: Any, schemes: Sequence[LaneScheme], **constants: Any) -> None:
+    """Run a kernel on all of `operands.count` matrices, with one scheme after another on what is left to do."""
+    num_blocks = -(-operands.count // LANES)
+    todo = np.ones(num_blocks, np.int8)
     for scheme in schemes:
         if todo.any():
-            given = BlockOperands(operands, todo)
-            launch(build, blocks, given, dtype=dtype, width=width, scheme=scheme, backward=backward, **constants)
+            launch(build, num_blocks, BlockOperands(operands, todo), scheme=scheme, **constants)
 
 
-def run_cpu(generator: Tensor, direction: Tensor | None) -> Tensor:
-    """exp(A) by the compiled kernel for `generator` A [.., P, P], or L(A^T, G) for the cotangent `direction` G."""
-    width, dtype = generator.shape[-1], str(generator.dtype).removeprefix("torch.")
-    out, count = allocate(generator, generator.shape), generator.numel() // (width * width)
-    operands = Operands(generator, direction, out, count)
-    launch_schemes(build_expm, -(-count // LANES), operands, dtype=dtype, width=width, backward=direction is not None)
+def run_cpu(generator: Tensor, direction: Tensor | None = None) -> Tensor:
+    """exp(generator), or L(generator, direction), by the CPU kernel; it reads the transpose of A for L(A, E), which is what a
+    gradient has in memory."""
+    generator = generator if direction is None else generator.mT
+    width, dtype, backward = generator.shape[-1], str(generator.dtype).removeprefix("torch."), direction is not None
+    out = allocate(generator, generator.shape)
+    operands = Operands(generator, direction, out, generator.numel() // (width * width))
+    schemes = lane_schemes(dtype, width, backward)
+    launch_schemes(build_expm, operands, schemes, dtype=dtype, width=width, backward=backward)
     return out
 
 
@@ -169,12 +175,13 @@ def gpu_configs(width: int) -> tuple[Config, ...]:
     return tuple(Config((("BM", size),), warps) for size in sorted({items, max(1, items // 2)}))
 
 
-def run_gpu(generator: Tensor, direction: Tensor | None) -> Tensor:
+def run_gpu(generator: Tensor, direction: Tensor | None = None) -> Tensor:
     """The same as `run_cpu` by the GPU kernel; what is not finite stays so."""
     import triton.language as tl
 
     from shippo_ssm.actions._expm_triton import expm as kernel
 
+    generator = generator if direction is None else generator.mT
     out, width, scheme = generator.new_empty(generator.shape), generator.shape[-1], GPU_SCHEMES[generator.dtype]
     count = generator.numel() // width**2
     arguments = {
@@ -186,23 +193,19 @@ def run_gpu(generator: Tensor, direction: Tensor | None) -> Tensor:
     return out
 
 
+RUN = {"torch": scale_and_square, "fused": run_cpu, "triton": run_gpu}
+
+
 @custom_op("shippo::expm")
 def expm_op(generator: Tensor, backend: str) -> Tensor:
     """exp(generator) as one op; `backend` is resolved already."""
-    if backend == "triton":
-        return run_gpu(generator, None)
-    return run_cpu(generator, None) if backend == "fused" else scale_and_square(generator, None)
+    return RUN[backend](generator)
 
 
 @custom_op("shippo::expm_frechet")
 def frechet_op(generator: Tensor, direction: Tensor, backend: str) -> Tensor:
     """L(generator, direction), the derivative of exp at `generator` along `direction`."""
-    # The kernels take the derivative at the transpose of what they read, which is what a gradient hands over.
-    if backend == "triton":
-        return run_gpu(generator.mT, direction)
-    if backend == "fused":
-        return run_cpu(generator.mT, direction)
-    return scale_and_square(generator, direction)
+    return RUN[backend](generator, direction)
 
 
 def _save(ctx, inputs, output) -> None:

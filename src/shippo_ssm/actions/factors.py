@@ -1,18 +1,21 @@
-"""Factors with closed-form exponentials: the pieces of a split flow, each exp(coef G) acting on the right of a state.
+"""Factors with closed-form exponentials, each exp(coef G) acting on the right of a state, and their products.
 
 A factor costs O(N) for a state [.., N, P], a rank-one factor O(N P).
 """
 
 from __future__ import annotations
 
+import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import final
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from shippo_ssm.actions.base import Factor
+from shippo_ssm.dispatch import compute_dtype
 
 
 def check_index(name: str, index: int, width: int) -> int:
@@ -138,3 +141,44 @@ class RankOne(Factor):
         inner = torch.stack([column * weight for column, weight in zip(columns, u.unbind())]).sum(0)
         gain = phi(coef * torch.dot(u, v)) * coef * inner
         return [column + gain * weight for column, weight in zip(columns, v.unbind())]
+
+
+def make_factors(width: int, sizes: Sequence[int]) -> list[Factor]:
+    """The factors without parameters, in order; `sizes` counts diagonals, rotations and shears."""
+    pairs = list(itertools.combinations(range(width), 2))
+    out: list[Factor] = [Diagonal(width, i) for i in range(sizes[0])]
+    return out + [kind(width, i, j) for kind, size in ((Rotation, sizes[1]), (Shear, sizes[2])) for i, j in pairs[:size]]
+
+
+def largest_decay(dtype: torch.dtype) -> float:
+    """The limit of step softplus(d) that keeps R invertible in floating point."""
+    return 0.9 * math.log(torch.finfo(dtype).max)
+
+
+def positive_part(x: Tensor) -> Tensor:
+    """max(x, 0) with slope one at zero: `clamp_min` has slope zero there since torch 2.14, as `relu` always had."""
+    return torch.where(x < 0, 0.0, x)
+
+
+def coefficients(coords: Tensor, step: Tensor, num_diagonals: int, clamp: int = 0) -> Tensor:
+    """The coefficient of every factor [.., K]: step coords, and -step softplus(d) or -step max(d, 0) on the diagonal."""
+    dtype = compute_dtype(coords.dtype)
+    coords, step = coords.to(dtype), step.to(dtype).unsqueeze(-1)
+    decay, rest = coords[..., :num_diagonals], coords[..., num_diagonals:]
+    if clamp:
+        return step * torch.cat([-positive_part(decay), rest], -1)
+    return torch.cat([-(step * F.softplus(decay)).clamp_max(largest_decay(dtype)), step * rest], -1)
+
+
+def apply_factors(columns: Sequence[Tensor], factors: Iterable[Factor], coef: Tensor) -> Tensor:
+    """state exp(c_0 G_0) exp(c_1 G_1) .. for the columns [.., N] of a state and coefficients [.., K]."""
+    columns = list(columns)
+    for factor, weight in zip(factors, coef.unsqueeze(-2).unbind(-1)):
+        columns = factor.act_columns(columns, weight)
+    return torch.stack(torch.broadcast_tensors(*columns), -1)
+
+
+def identity_columns(width: int, coef: Tensor) -> Sequence[Tensor]:
+    """The columns of the identity, one matrix per leading index of the coefficients."""
+    eye = torch.eye(width, dtype=coef.dtype, device=coef.device)
+    return eye.expand(*coef.shape[:-1], width, width).unbind(-1)

@@ -7,9 +7,7 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
-import numpy as np
-
-from shippo_ssm.engine import LANES, LaneMap, block_reader, block_writer
+from shippo_ssm.engine import LANES
 
 
 class Inline(NamedTuple):
@@ -39,64 +37,41 @@ class Scratch:
     def __setitem__(self, place: Any, vector: Any) -> None:
         self.emit.store(self.w, self._index(place), vector, padded=True)
 
+    def rows(self, start: int, count: int) -> list[Any]:
+        """The `count` vectors from `start` on."""
+        return [self[start + k * LANES] for k in range(count)]
+
+    def set_rows(self, start: int, vectors: Sequence[Any]) -> None:
+        for k, vector in enumerate(vectors):
+            self[start + k * LANES] = vector
+
     def _index(self, place: Any) -> Any:
         return self.emit.at(*place) if isinstance(place, tuple) else place
 
 
 class CoordinateMap(NamedTuple):
-    """A map from coordinates [K, LANES] and steps [LANES] to matrices [P P, LANES] in a scratch array, and its gradient."""
+    """A map from coordinates [K, LANES] and steps [LANES] to matrices [P P, LANES] in a scratch array, and its gradient.
 
-    lanes: LaneMap
+    Whatever stands in the scratch is named by where it begins.
+    """
+
+    arithmetic: str
+    """Dtype of the scratch."""
+    size: int
+    """Numbers in the scratch; it must start as zeros."""
     num_coords: int
     """K."""
+    coords: int
+    step: int
     matrix: int | None
     """Where `pull_back` needs the matrices; `None` where it does not."""
     cotangent: int
-    d_coords: int
-    d_step: int
+    prepare: Callable[..., tuple[int, float]]
+    """prepare(w): what both passes need first; returns (squarings, norm) as `make_exponential` measures them, or zeros."""
+    fill: Callable[..., int]
+    """fill(w, squarings, norm): make the matrices; returns where they stand."""
     pull_back: Callable[..., None]
-    """pull_back(w): from the cotangent to d_coords and d_step."""
-
-
-class Operands(NamedTuple):
-    """The operands of a `coordinate_op` for `count` items; without cotangent and gradients in the forward pass."""
-
-    coords: Any
-    step: Any
-    right: Any
-    cotangent: Any
-    d_coords: Any
-    d_step: Any
-    count: int
-
-
-def coordinate_kernel(width: int, maps: CoordinateMap, backward: bool) -> Callable[..., None]:
-    """kernel(operands, start, stop) of a `CoordinateMap` for `Operands`."""
-    (dtype, scratch, coords_at, step_at, fill), num_coords, matrix_at, cotangent_at, d_coords_at, d_step_at, pull_back = maps
-    element, lanes, has_matrix, matrix_at = np.dtype(dtype), LANES, matrix_at is not None, matrix_at or 0
-    read_coords, write_coords = (block(dtype, dtype, num_coords) for block in (block_reader, block_writer))
-    read_step, write_step = (block(dtype, dtype, 1) for block in (block_reader, block_writer))
-    read_matrix, write_matrix = (block(dtype, dtype, width * width) for block in (block_reader, block_writer))
-
-    def kernel(operands, start, stop):
-        coords, step, right, cotangent, d_coords, d_step, count = operands
-        w = np.zeros(scratch, dtype=element)
-        for block in range(start, stop):
-            first = block * lanes
-            here = min(lanes, count - first)
-            read_coords(coords, first, here, w, coords_at)
-            read_step(step, first, here, w, step_at)
-            if backward:
-                if has_matrix:
-                    read_matrix(right, first, here, w, matrix_at)
-                read_matrix(cotangent, first, here, w, cotangent_at)
-                pull_back(w)
-                write_coords(w, d_coords_at, d_coords, first, here)
-                write_step(w, d_step_at, d_step, first, here)
-            else:
-                write_matrix(w, fill(w), right, first, here)
-
-    return kernel
+    """pull_back(w, squarings, norm): the gradient by coordinates and step, in their places, from the cotangent."""
 
 
 def largest_angle(dtype: str) -> float:
@@ -150,15 +125,6 @@ def sine_and_cosine(emit: Any, angle: Any) -> tuple[Any, Any]:
     sin = build.select(bit(quadrant, 2), build.fneg(sin), sin)
     cos = build.select(bit(build.add(quadrant, bits([1] * lanes)), 2), build.fneg(cos), cos)
     return sin, cos
-
-
-def square_root(emit: Any, x: Any) -> Any:
-    from llvmlite import ir
-    from numba.core import cgutils
-
-    name = f"llvm.sqrt.v{emit.lanes}f{32 if emit.dtype == 'float32' else 64}"
-    kind = ir.FunctionType(emit.vector, [emit.vector])
-    return emit.builder.call(cgutils.get_or_insert_function(emit.builder.module, kind, name), [x])
 
 
 def softplus(emit: Any, x: Any) -> tuple[Any, Any]:

@@ -97,8 +97,8 @@ def cosine_and_ratio(square: Tensor) -> tuple[Tensor, Tensor]:
     return torch.where(small, cos, root.cos()), torch.where(small, ratio, root.sin() / root)
 
 
-def rotation(coords: Tensor, step: Tensor, width: int, sizes: Sequence[int] = ()) -> Tensor:
-    """R [.., P, P] in torch for coordinates [.., P (P - 1) / 2] and steps [..]; `sizes` is not used."""
+def rotation(coords: Tensor, step: Tensor, width: int) -> Tensor:
+    """R [.., P, P] in torch for coordinates [.., P (P - 1) / 2] and steps [..]."""
     dtype = compute_dtype(coords.dtype)
     turns = (coords.to(dtype) * step.to(dtype).unsqueeze(-1)).unbind(-1)
     trig = [cosine_and_ratio(square) for square in squared_angles(turns)]

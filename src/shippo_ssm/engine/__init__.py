@@ -3,7 +3,7 @@
 builder + constants, record of operands --launch--> machine code on all threads
 """
 
-from shippo_ssm.engine.blocks import LANES, LaneMap, block_reader, block_writer, transposed
+from shippo_ssm.engine.blocks import LANES, block_reader, block_writer, transposed
 from shippo_ssm.engine.cache import cache_directory
 from shippo_ssm.engine.emitter import Emitter, Pointer, Variable, register_lanes, simd, simd_lanes, tile_columns
 from shippo_ssm.engine.gpu import Config, launch_gpu
@@ -14,7 +14,6 @@ __all__ = [
     "LANES",
     "Config",
     "Emitter",
-    "LaneMap",
     "Pointer",
     "Variable",
     "allocate",

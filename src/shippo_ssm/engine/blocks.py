@@ -6,10 +6,9 @@ writers are inlined: names that Numba gives to functions could meet those of a k
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable
+from typing import Any
 
-import numpy as np
 import torch
 
 from shippo_ssm.engine.emitter import Emitter, simd
@@ -18,23 +17,6 @@ from shippo_ssm.engine.emitter import Emitter, simd
 LANES = 16 if torch.backends.cpu.get_cpu_capability() == "AVX512" else 8
 # Blocks between a prefetch and its use: the processor's own prefetching ends with every page.
 AHEAD = 8
-# Up to so many vectors of a row are written out.
-UNROLLED = 4
-
-
-class LaneMap(NamedTuple):
-    """A map of LANES matrices at a time as it works on a scratch array: fill(w) turns coordinates and steps into matrices."""
-
-    arithmetic: str
-    """Dtype of the scratch."""
-    size: int
-    """Numbers in the scratch; it must start as zeros."""
-    coords: int
-    """Where the coordinates stand, [K, LANES]."""
-    step: int
-    """Where the steps stand, [LANES]."""
-    fill: Callable[..., int]
-    """Returns where the matrices stand, [entries, LANES]."""
 
 
 def transposed(emit: Any, rows: list[Any]) -> list[Any]:
@@ -54,42 +36,29 @@ def transposed(emit: Any, rows: list[Any]) -> list[Any]:
     return rows
 
 
-def chunks(emit: Any, entries: int) -> Iterator[tuple[Any, int]]:
-    """(start, count) of the LANES entries that are transposed at a time: a run-time loop where there are many of them, since
-    what is written out has to be compiled."""
-    if entries > UNROLLED * LANES:
-        yield from emit.strips(entries, LANES)
-    else:
-        yield from ((start, min(LANES, entries - start)) for start in range(0, entries, LANES))
-
-
-def block_reader(dtype: str, arithmetic: str, entries: int, order: Sequence[int] | None = None) -> Callable[..., None]:
+def block_reader(dtype: str, arithmetic: str, entries: int, turned: int = 0) -> Callable[..., None]:
     """read(array, first, here, w, target): the `here` rows of `entries` numbers from row `first` on, zeros in the lanes left.
 
-    Args:
-        dtype: of the memory.
-        arithmetic: dtype of the scratch.
-        entries: numbers per row.
-        order: entry e of a row goes to the vector order[e] of the scratch; in order by default.
+    The memory holds numbers of `dtype`, the scratch of `arithmetic`. `turned` is P if rows are P x P matrices to transpose.
     """
     from numba import njit
 
-    places = np.arange(entries) if order is None else np.array(order)
-
     @simd(arithmetic, LANES)
     def read_block(emit: Any, array: Any, base: Any, w: Any, target: Any) -> None:
-        outside, table = Emitter(emit.builder, dtype, LANES), emit.table(places)
+        outside, build = Emitter(emit.builder, dtype, LANES), emit.builder
         outside.prefetch(array, emit.at(base, AHEAD * LANES * entries), LANES * entries)
-        for chunk, count in chunks(emit, entries):
+        for chunk, count in emit.strips(entries, LANES):
             if entries == 1:
                 columns = [outside.load(array, base, padded=True)]
             else:
                 starts = [emit.at(base, chunk, lane * entries) for lane in range(LANES)]
                 columns = transposed(emit, [outside.load_part(array, start, count) for start in starts])[:count]
             for entry, vector in enumerate(columns):
-                wide = vector if dtype == arithmetic else emit.builder.fpext(vector, emit.vector)
-                place = emit.times(emit.integer(table, emit.at(chunk, entry)), LANES)
-                emit.store(w, emit.at(target, place), wide, padded=True)
+                wide, place = vector if dtype == arithmetic else build.fpext(vector, emit.vector), emit.at(chunk, entry)
+                if turned:
+                    side = emit.at(turned)
+                    place = emit.at(emit.times(build.urem(place, side), turned), build.udiv(place, side))
+                emit.store(w, emit.at(target, emit.times(place, LANES)), wide, padded=True)
             emit.forget()
 
     @njit(inline="always")
@@ -98,7 +67,7 @@ def block_reader(dtype: str, arithmetic: str, entries: int, order: Sequence[int]
             read_block(array, first * entries, w, target)
         else:
             for entry in range(entries):
-                place = target + places[entry] * LANES
+                place = target + (entry % turned * turned + entry // turned if turned else entry) * LANES
                 for lane in range(LANES):
                     w[place + lane] = array[(first + lane) * entries + entry] if lane < here else 0.0
 
@@ -106,14 +75,14 @@ def block_reader(dtype: str, arithmetic: str, entries: int, order: Sequence[int]
 
 
 def block_writer(dtype: str, arithmetic: str, entries: int) -> Callable[..., None]:
-    """write(w, source, array, first, here): the way back of a reader without an order."""
+    """write(w, source, array, first, here): the way back of a reader."""
     from numba import njit
 
     @simd(arithmetic, LANES)
     def write_block(emit: Any, w: Any, source: Any, array: Any, base: Any) -> None:
         outside = Emitter(emit.builder, dtype, LANES)
         outside.prefetch(array, emit.at(base, AHEAD * LANES * entries), LANES * entries, writes=True)
-        for chunk, count in chunks(emit, entries):
+        for chunk, count in emit.strips(entries, LANES):
             columns = [emit.load(w, emit.at(source, emit.times(emit.at(chunk, i), LANES)), padded=True) for i in range(count)]
             if dtype != arithmetic:
                 columns = [emit.builder.fptrunc(column, outside.vector) for column in columns]

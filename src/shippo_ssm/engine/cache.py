@@ -14,9 +14,7 @@ import json
 import logging
 import os
 import stat
-import sys
 import tempfile
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
@@ -24,9 +22,6 @@ from typing import NamedTuple
 logger = logging.getLogger("shippo_ssm")
 
 MAGIC = b"shippo kernel 2\n"
-_PART = ".part"
-# What a killed process was writing is removed after this many seconds.
-_OLD = 3600
 _warned = False
 
 
@@ -49,20 +44,14 @@ class MachineCode(NamedTuple):
 
 
 def cache_directory() -> Path | None:
-    """Where compiled kernels are kept: `$SHIPPO_CACHE_DIR`, or `shippo-ssm` in the user's cache directory; it need not exist.
+    """Where compiled kernels are kept: `$SHIPPO_CACHE_DIR`, or `shippo-ssm` in `$XDG_CACHE_HOME` or `~/.cache`.
 
-    `None` where there is no home, as in a container whose user has no entry.
+    It need not exist. `None` where there is no home, as in a container whose user has no entry.
     """
     if override := os.environ.get("SHIPPO_CACHE_DIR"):
         return Path(override)
-    if xdg := os.environ.get("XDG_CACHE_HOME"):
-        return Path(xdg) / "shippo-ssm"
     try:
-        if sys.platform == "win32":
-            return Path(os.environ.get("LOCALAPPDATA") or Path.home() / "AppData" / "Local") / "shippo-ssm" / "Cache"
-        if sys.platform == "darwin":
-            return Path.home() / "Library" / "Caches" / "shippo-ssm"
-        return Path.home() / ".cache" / "shippo-ssm"
+        return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "shippo-ssm"
     except RuntimeError:
         return None
 
@@ -95,11 +84,8 @@ def save(folder: Path, name: str, code: MachineCode) -> None:
         folder.parent.mkdir(parents=True, exist_ok=True)
         folder.mkdir(mode=0o700, exist_ok=True)
         _check(folder, os.stat(folder), stat.S_ISDIR)
-        for part in folder.glob(f"*{_PART}"):
-            if time.time() - part.lstat().st_mtime > _OLD:
-                part.unlink(missing_ok=True)
         # Written aside, readable by this user alone, and renamed: a reader sees a whole file or none.
-        file, part = tempfile.mkstemp(dir=folder, prefix=name, suffix=_PART)
+        file, part = tempfile.mkstemp(dir=folder, prefix=name, suffix=".part")
         try:
             with open(file, "wb") as stream:
                 stream.write(_pack(code, name))

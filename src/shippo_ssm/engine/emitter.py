@@ -28,8 +28,6 @@ import numpy as np
 
 from shippo_ssm._private import target_machine
 
-__all__ = ["Emitter", "Pointer", "Variable", "register_lanes", "simd", "simd_lanes", "tile_columns"]
-
 # Explicit mantissa bits, largest exponent, and degree of the polynomial for 2^f on |f| <= 1/2.
 _FORMATS = {"float32": (23, 127, 5), "float64": (52, 1023, 11)}
 # Bits of numbers that are not computed with as they are.
@@ -61,59 +59,19 @@ def _has(feature: str) -> bool:
     return f"+{feature}" in target_machine()[2].split(",")
 
 
-def simd(dtype: str, lanes: int, *, shared: bool = False) -> Callable[[Callable[..., None]], Any]:
+def simd(dtype: str, lanes: int) -> Callable[[Callable[..., None]], Any]:
     """Decorator: make `trace(emit, *arguments)` callable from a kernel, with vectors of `lanes` elements of `dtype`.
 
-    A trace is written out wherever it is called; one that is `shared` is compiled once, as a function of its own.
+    A trace is written out wherever it is called.
     """
-    from llvmlite import ir
-    from numba.core import cgutils, types
+    from numba.core import types
     from numba.extending import intrinsic
 
     def decorate(trace: Callable[..., None]) -> Any:
         def definition(typing_context: Any, *argument_types: Any) -> Any:
-            def numbers(context: Any, builder: Any, kind: Any, argument: Any) -> Iterator[Any]:
-                """The addresses and integers that an argument is made of."""
-                if isinstance(kind, types.Array):
-                    yield context.make_array(kind)(context, builder, argument).data
-                elif isinstance(kind, types.BaseNamedTuple):
-                    record: Any = kind
-                    for field_kind, field in zip(record, cgutils.unpack_tuple(builder, argument, len(record))):
-                        yield from numbers(context, builder, field_kind, field)
-                else:
-                    yield argument
-
-            def operand(kind: Any, taken: Iterator[Any]) -> Any:
-                """The argument as a trace sees it, made of the next of its numbers."""
-                if isinstance(kind, types.Array):
-                    return Pointer(next(taken), "bfloat16" if kind.dtype == types.int16 else "")
-                if isinstance(kind, types.BaseNamedTuple):
-                    record: Any = kind
-                    return record.instance_class(*(operand(field_kind, taken) for field_kind in record))
-                return next(taken)
-
-            def write(builder: Any, taken: Sequence[Any]) -> None:
-                left = iter(taken)
-                trace(Emitter(builder, dtype, lanes), *(operand(kind, left) for kind in argument_types))
-
             def generate(context: Any, builder: Any, signature: Any, arguments: Sequence[Any]) -> Any:
-                taken = [x for pair in zip(argument_types, arguments) for x in numbers(context, builder, *pair)]
-                if not shared:
-                    write(builder, taken)
-                    return context.get_dummy_value()
-                # Kept with the module that they stand in, and freed with it.
-                made = vars(builder.module).setdefault("shared_traces", {})
-                if (trace, argument_types) not in made:
-                    kind = ir.FunctionType(ir.VoidType(), [value.type for value in taken])
-                    function = ir.Function(builder.module, kind, builder.module.get_unique_name(trace.__name__))
-                    # Not seen from outside: its name cannot meet that of another kernel.
-                    function.linkage = "internal"
-                    function.attributes.add("noinline")
-                    inside = ir.IRBuilder(function.append_basic_block())
-                    write(inside, function.args)
-                    inside.ret_void()
-                    made[trace, argument_types] = function
-                builder.call(made[trace, argument_types], taken)
+                operands = (_operand(context, builder, *pair) for pair in zip(argument_types, arguments))
+                trace(Emitter(builder, dtype, lanes), *operands)
                 return context.get_dummy_value()
 
             return types.void(*argument_types), generate
@@ -129,6 +87,20 @@ def simd(dtype: str, lanes: int, *, shared: bool = False) -> Callable[[Callable[
     return decorate
 
 
+def _operand(context: Any, builder: Any, kind: Any, argument: Any) -> Any:
+    """An argument of Numba's type `kind` as a trace sees it."""
+    from numba.core import cgutils, types
+
+    if isinstance(kind, types.Array):
+        address = context.make_array(kind)(context, builder, argument).data
+        return Pointer(address, "bfloat16" if kind.dtype == types.int16 else "")
+    if isinstance(kind, types.BaseNamedTuple):
+        record: Any = kind
+        fields = zip(record, cgutils.unpack_tuple(builder, argument, len(record)))
+        return record.instance_class(*(_operand(context, builder, *field) for field in fields))
+    return argument
+
+
 class Pointer(NamedTuple):
     """The first element of an array. Numbers in "bfloat16" or "int8" `storage` are float32 when loaded; bfloat16 is rounded to
     when stored."""
@@ -141,10 +113,8 @@ class Variable:
     """A vector that a run-time loop reads and writes; LLVM keeps it in a register where one is free."""
 
     def __init__(self, emit: Emitter, start: Any) -> None:
-        from numba.core import cgutils
-
         self._builder = emit.builder
-        self._slot = cgutils.alloca_once(emit.builder, emit.vector)
+        self._slot = emit.cgutils.alloca_once(emit.builder, emit.vector)
         emit.builder.store(start, self._slot)
 
     def get(self) -> Any:
@@ -159,13 +129,16 @@ class Emitter:
 
     def __init__(self, builder: Any, dtype: str, lanes: int) -> None:
         from llvmlite import ir
+        from numba.core import cgutils
 
-        self.builder, self.dtype, self.lanes = builder, dtype, lanes
+        self.builder, self.dtype, self.lanes, self.cgutils = builder, dtype, lanes, cgutils
         self.index = ir.IntType(64)
         self.scalar = {"float32": ir.FloatType(), "float64": ir.DoubleType()}[dtype]
         self.vector = ir.VectorType(self.scalar, lanes)
         self._ir = ir
         self._itemsize = np.dtype(dtype).itemsize
+        # Lanes of a block that are in use: see `blocks`.
+        self._active = lanes
 
     def constant(self, value: float) -> Any:
         """A vector with `value` in every lane."""
@@ -191,43 +164,34 @@ class Emitter:
 
         The body is traced once for whole blocks and once more for the rest: single elements where `length` is an argument.
         """
-        from numba.core import cgutils
-
-        if not isinstance(length, int):
-            self._active, build = self.lanes, self.builder
-            whole = build.sdiv(length, self._as_index(self.lanes))
-            with cgutils.for_range(build, whole) as loop:
-                yield self.times(loop.index, self.lanes)
-            self._active, start = 1, self.times(whole, self.lanes)
-            with cgutils.for_range(build, build.sub(length, start)) as loop:
-                yield build.add(start, loop.index)
-            self._active = self.lanes
-            return
-        whole, rest = divmod(length, self.lanes)
-        self._active = self.lanes
-        if whole == 1:
+        static = isinstance(length, int)
+        whole = length // self.lanes if static else self.builder.sdiv(length, self._as_index(self.lanes))
+        start = self.times(whole, self.lanes)
+        if static and whole == 1:
             yield self._as_index(0)
-        elif whole:
-            with cgutils.for_range(self.builder, self._as_index(whole)) as loop:
-                yield self.builder.mul(loop.index, self._as_index(self.lanes))
-        if rest:
-            self._active = rest
-            yield self._as_index(whole * self.lanes)
-            self._active = self.lanes
+        else:
+            for block in self.each(whole):
+                yield self.times(block, self.lanes)
+        self._active = length - start if static else 1
+        if not static:
+            for element in self.each(self.builder.sub(length, start)):
+                yield self.builder.add(start, element)
+        elif self._active:
+            yield self._as_index(start)
+        self._active = self.lanes
 
     def each(self, length: Any) -> Iterator[Any]:
-        """The numbers of `range(length)`, one after another: a run-time loop."""
-        from numba.core import cgutils
-
-        with cgutils.for_range(self.builder, self._as_index(length)) as loop:
-            yield loop.index
+        """The numbers of `range(length)`, one after another: a run-time loop, none for a length of 0."""
+        if not isinstance(length, int) or length:
+            with self.cgutils.for_range(self.builder, self._as_index(length)) as loop:
+                yield loop.index
 
     def strips(self, length: int, size: int) -> Iterator[tuple[Any, int]]:
         """(start, count) of the strips of `size` that cover `range(length)`: a run-time loop, and the rest as one more."""
         whole, rest = divmod(length, size)
         if whole == 1:
             yield self._as_index(0), size
-        elif whole:
+        else:
             for strip in self.each(whole):
                 yield self.times(strip, size), size
         if rest:
@@ -310,18 +274,6 @@ class Emitter:
         )
         return self._shuffle(first, first, [0] * self.lanes)
 
-    def table(self, numbers: Sequence[int]) -> Pointer:
-        """An array of integers that are known while compiling."""
-        from numba.core import cgutils
-
-        values = self._ir.Constant(self._ir.ArrayType(self.index, len(numbers)), [int(number) for number in numbers])
-        array = cgutils.global_constant(self.builder, "table", values)
-        return Pointer(self.builder.bitcast(array, self.index.as_pointer()))
-
-    def integer(self, table: Pointer, index: Any) -> Any:
-        """The integer table[index]."""
-        return self.builder.load(self.builder.gep(table.address, [self._as_index(index)]))
-
     def copy(self, array: Pointer, index: Any, target: Pointer, place: Any, length: int) -> None:
         """target[place : place + length] = array[index : index + length], widened where they are stored short."""
         for start in range(0, length, self.lanes):
@@ -333,19 +285,13 @@ class Emitter:
         """Numbers that were stored are loaded again from here on: LLVM would keep more of them than there are registers."""
         self.builder.asm(self._ir.FunctionType(self._ir.VoidType(), []), "", "~{memory}", [], True)
 
-    def lane(self, vector: Any, lane: int) -> Any:
-        """One lane of a vector, of any length, in every lane."""
-        return self._shuffle(vector, vector, [lane] * self.lanes)
-
     def prefetch(self, array: Pointer, index: Any, length: int, *, writes: bool = False) -> None:
         """Ask for the cache lines of array[index : index + length], to read or write them; an address outside does no harm."""
-        from numba.core import cgutils
-
         line = 8 * 64 // _SHORT.get(array.storage, 8 * self._itemsize)
         byte = self._ir.IntType(8).as_pointer()
         flag = self._ir.IntType(32)
         kind = self._ir.FunctionType(self._ir.VoidType(), [byte, flag, flag, flag])
-        function = cgutils.get_or_insert_function(self.builder.module, kind, "llvm.prefetch.p0")
+        function = self.cgutils.get_or_insert_function(self.builder.module, kind, "llvm.prefetch.p0")
         # To be kept in all levels, data.
         hints = [self._ir.Constant(flag, hint) for hint in (int(writes), 3, 1)]
         for start in range(0, length, line):
@@ -363,11 +309,16 @@ class Emitter:
 
     def fma(self, a: Any, b: Any, c: Any) -> Any:
         """a b + c, fused where the processor can."""
-        from numba.core import cgutils
+        return self.intrinsic("fmuladd", a, b, c)
 
-        name = f"llvm.fmuladd.v{self.lanes}f{8 * self._itemsize}"
-        kind = self._ir.FunctionType(self.vector, [self.vector] * 3)
-        return self.builder.call(cgutils.get_or_insert_function(self.builder.module, kind, name), [a, b, c])
+    def sqrt(self, a: Any) -> Any:
+        return self.intrinsic("sqrt", a)
+
+    def intrinsic(self, name: str, *vectors: Any) -> Any:
+        """LLVM's own function `name` of vectors."""
+        kind = self._ir.FunctionType(self.vector, [self.vector] * len(vectors))
+        name = f"llvm.{name}.v{self.lanes}f{8 * self._itemsize}"
+        return self.builder.call(self.cgutils.get_or_insert_function(self.builder.module, kind, name), list(vectors))
 
     def dot(self, a: Sequence[Any], b: Sequence[Any]) -> Any:
         """sum_i a_i b_i, lane by lane."""

@@ -1,31 +1,47 @@
 """Run kernels: operands flattened, machine code looked up, the work shared between threads.
 
-Threads are torch's own where it has a team of OpenMP (`team.py`): threads of ours would have to share a core with them.
-Elsewhere, and in a forked process, which such a team does not survive, they are a pool of ours. A kernel computes each of its
-items the same way whatever slice it is called with, so results do not depend on the number of threads.
+Threads are torch's own, a team of OpenMP: threads of ours would have to share a core with them. Where torch has no such team,
+and in a forked process, which it does not survive, a kernel runs on one thread. A kernel computes each of its items the same
+way whatever slice it is called with, so results do not depend on the number of threads.
+
+`run_team` writes a call as a row of machine words: a head, then the operands as Numba's machine code takes them. The row goes
+to GOMP_parallel, whose threads draw numbers of slices from a counter in the head and call the kernel on them, without entering
+Python: what a thread does with rows of n words is machine code too (`_work`).
 """
 
 from __future__ import annotations
 
-import contextlib
+import ctypes
+import functools
+import itertools
 import math
 import os
 import sys
 import threading
+from array import array
 from collections.abc import Callable, Iterable
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
 import torch
 
-from shippo_ssm._private import openmp_parallel, private
+from shippo_ssm._private import link_module, openmp_parallel, private
 from shippo_ssm.engine.compiler import Kernel, compile_kernel
 from shippo_ssm.engine.memory import recycled
-from shippo_ssm.engine.team import SLICES_PER_THREAD, run_team
 
 # Bytes from which results are recycled: smaller ones come from the allocator's own stock.
 _LARGE = 1 << 20
+
+# Slices handed out per thread: enough that a core taken away by another process does not hold up the whole call.
+_SLICES_PER_THREAD = 4
+# The head: address of the kernel, number of items, number of slices, the next slice, slices that failed.
+_HEAD = 5
+_KERNEL, _COUNT, _SLICES, _NEXT, _FAILED = range(_HEAD)
+# GOMP_parallel(work, row, number of threads, flags).
+_PARALLEL = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_uint, ctypes.c_uint)
+# Numba's codes for a call that went well, and for one that gave `None`.
+_FINE = (0, -2)
+_made = itertools.count()
 
 # Asked once: the system takes longer to answer than a small kernel.
 _CORES = os.cpu_count() or 1
@@ -35,7 +51,6 @@ _lock = threading.RLock()
 _FLOATS = (torch.float32, torch.float64, torch.bfloat16)
 # The address of OpenMP's call for a team of threads, 0 where there is none, `None` before it is looked for.
 _parallel: int | None = None
-_pool: ThreadPoolExecutor | None = None
 
 
 def custom_op(name: str, schema: str | None = None) -> Callable[[Callable[..., Any]], Any]:
@@ -127,42 +142,67 @@ def launch(
         with _lock:
             kernel = _kernels[key] = _kernels.get(key) or compile_kernel(builder, tuple(kinds), constants)
     num_threads = 1 if count < 2 * min_items_per_thread else min(torch.get_num_threads(), _CORES, count)
-    if num_threads <= 1:
-        kernel.call(flat, 0, count)
-        return
     global _parallel
-    if _parallel is None:
+    if num_threads > 1 and _parallel is None:
         _parallel = openmp_parallel()
-    if _parallel:
+    if num_threads > 1 and _parallel:
         run_team(kernel.address, flat, count, num_threads, _parallel)
     else:
-        _run_pool(kernel, flat, count, num_threads)
+        kernel.call(flat, 0, count)
 
 
-def _run_pool(kernel: Kernel, operands: tuple, count: int, num_threads: int) -> None:
-    """The same on threads of our own: this one, and others that have begun before all slices were taken."""
-    global _pool
-    with _lock:
-        pool = _pool = _pool or ThreadPoolExecutor(max(1, _CORES - 1), thread_name_prefix="shippo")
-    num_slices = min(count, num_threads * SLICES_PER_THREAD)
-    # One shared iterator: `next` is atomic, so threads draw slices from it without a lock.
-    slices = iter(range(num_slices))
+def run_team(kernel: int, operands: tuple, count: int, num_threads: int, parallel: int) -> None:
+    """Run the machine code at address `kernel` on the items of `range(count)`; `parallel` is the address of GOMP_parallel."""
+    row = array("q", (kernel, count, min(count, num_threads * _SLICES_PER_THREAD), 0, 0))
+    _append(row, operands)
+    work, _ = _work(len(row) - _HEAD)
+    _PARALLEL(parallel)(work, row.buffer_info()[0], num_threads, 0)
+    if row[_FAILED]:
+        raise MemoryError("a kernel has no memory left to compute with")
 
-    def work() -> None:
-        for i in slices:
-            kernel.call(operands, i * count // num_slices, (i + 1) * count // num_slices)
 
-    helpers = []
-    # Near the end of the interpreter a pool takes no more work; this thread then does all of it.
-    with contextlib.suppress(RuntimeError):
-        for _ in range(num_threads - 1):
-            helpers.append(pool.submit(work))
-    try:
-        work()
-    finally:
-        for helper in helpers:
-            if not helper.cancel():
-                helper.result()
+def _append(row: array[int], operands: tuple) -> None:
+    for operand in operands:
+        if isinstance(operand, int):
+            row.append(operand)
+        elif isinstance(operand, tuple):
+            _append(row, operand)
+        else:
+            (address, _), size, itemsize = operand.__array_interface__["data"], operand.size, operand.itemsize
+            # No owner, number of items and their size, address, shape, strides.
+            row.extend((0, 0, size, itemsize, address, size, itemsize))
+
+
+@functools.cache
+def _work(num_words: int) -> tuple[int, Any]:
+    """The address of work(row): draw slices until none is left, and call the kernel on each; and what it is freed with."""
+    from llvmlite import ir
+
+    word, code, none = ir.IntType(64), ir.IntType(32), ir.VoidType()
+    pointer = word.as_pointer()
+    # Machine code is linked by name: two Python threads may stand here at once.
+    module = ir.Module(f"team_{num_words}_{next(_made)}")
+    work = ir.Function(module, ir.FunctionType(none, [pointer]), f"{module.name}_work")
+    build = ir.IRBuilder(work.append_basic_block())
+    draw, slice_, end = (work.append_basic_block(name) for name in ("draw", "slice", "end"))
+    fields = [build.gep(work.args[0], [code(index)]) for index in range(_HEAD + num_words)]
+    kernel, count, slices, *words = (build.load(fields[i]) for i in (_KERNEL, _COUNT, _SLICES, *range(_HEAD, len(fields))))
+    # Where Numba's functions leave a result and an exception.
+    left = [build.alloca(word) for _ in range(2)]
+    kernel = build.inttoptr(kernel, ir.FunctionType(code, [pointer] * 2 + [word] * (num_words + 2)).as_pointer())
+    build.branch(draw)
+    build.position_at_end(draw)
+    index = build.atomic_rmw("add", fields[_NEXT], word(1), "monotonic")
+    build.cbranch(build.icmp_signed("<", index, slices), slice_, end)
+    build.position_at_end(slice_)
+    bounds = [build.sdiv(build.mul(i, count), slices) for i in (index, build.add(index, word(1)))]
+    given = build.call(kernel, [*left, *words, *bounds])
+    first, other = (build.icmp_signed("!=", given, code(fine)) for fine in _FINE)
+    build.atomic_rmw("add", fields[_FAILED], build.zext(build.and_(first, other), word), "monotonic")
+    build.branch(draw)
+    build.position_at_end(end)
+    build.ret_void()
+    return link_module(module, work.name)
 
 
 def allocate(like: torch.Tensor, shape: tuple[int, ...], dtype: torch.dtype | None = None) -> torch.Tensor:
@@ -198,9 +238,9 @@ def _flatten(record: tuple, kinds: list[Any]) -> tuple:
 
 
 def _after_fork() -> None:
-    # A forked child inherits no threads, neither OpenMP's nor those of a pool, and a lock that nobody may hold any more.
-    global _parallel, _pool, _lock
-    _parallel, _pool, _lock = 0, None, threading.RLock()
+    # A forked child inherits no threads of OpenMP, and a lock that nobody may hold any more.
+    global _parallel, _lock
+    _parallel, _lock = 0, threading.RLock()
 
 
 if hasattr(os, "register_at_fork"):

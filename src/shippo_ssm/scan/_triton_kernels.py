@@ -2,9 +2,9 @@
 
 A program is one sequence and one block of BG groups. Column p of the state is a tile [BG, BN], with the state order N along
 the lanes of a warp (BN is N rounded up to a power of two); the P columns are P tiles, a tuple. Numbers that belong to a group
-alone (value, right, step, dy) are tiles [BG]. Row u = t G + g of an operand is position t of group g, with all sequences of a
-batch one after another, as in `_cpu_kernels.py`, whose formulas these are. Row v = t Q + g // SHARED of write and read belongs
-to SHARED groups: where these fill whole programs, a program loads it once, as a tile [1, BN].
+alone (value, right, step, dy) are tiles [BG]. Row `token` = t G + g of an operand is position t of group g, with all sequences
+of a batch one after another, as in `_cpu_kernels.py`, whose formulas these are. Row `vector` = t Q + g // SHARED of write and
+read belongs to SHARED groups: where these fill whole programs, a program loads it once, as a tile [1, BN].
 
 `scan` goes through time, BT positions in a round, loads running STAGES rounds ahead through shared memory:
 
@@ -81,23 +81,23 @@ def store_lines(array, row, g, n, real, tiles, N: tl.constexpr, ROWS: tl.constex
 
 
 @triton.jit
-def sets_of(home, g, SHARED: tl.constexpr, BG: tl.constexpr):
-    """Where the write and read of the groups home + g stand among the Q of a position: a first row, and the rows behind it."""
+def sets_of(first_group, g, SHARED: tl.constexpr, BG: tl.constexpr):
+    """Where the write and read of groups first_group + g stand among the Q of a position: a first row, and the rows behind."""
     if SHARED == 1:
-        return home, g
+        return first_group, g
     elif SHARED % BG == 0:
-        return home // SHARED, tl.arange(0, 1)
+        return first_group // SHARED, tl.arange(0, 1)
     else:
-        return home * 0, (home + g) // SHARED
+        return first_group * 0, (first_group + g) // SHARED
 
 
 @triton.jit
 def load_shared(
-    array, row, s, n, real, BG: tl.constexpr, ROWS: tl.constexpr, N: tl.constexpr, DTYPE: tl.constexpr, stride=0,
+    array, row, sets, n, real, BG: tl.constexpr, ROWS: tl.constexpr, N: tl.constexpr, DTYPE: tl.constexpr, stride=0,
     COUNT: tl.constexpr = 1, limit=None,
 ):  # fmt: skip
-    """`load_lines` of the rows s of an array of writes or reads, for all BG groups."""
-    lines = load_lines(array, row, s, n, real, ROWS, N, DTYPE, stride, COUNT, limit)
+    """`load_lines` of the rows `sets` of an array of writes or reads, for all BG groups."""
+    lines = load_lines(array, row, sets, n, real, ROWS, N, DTYPE, stride, COUNT, limit)
     tiles = ()
     for k in tl.static_range(COUNT * ROWS):
         tiles += (tl.broadcast_to(lines[k], (BG, n.shape[0])),)
@@ -105,11 +105,11 @@ def load_shared(
 
 
 @triton.jit
-def store_shared(array, row, s, n, real, tile, ROW: tl.constexpr, ROWS: tl.constexpr, N: tl.constexpr):
+def store_shared(array, row, sets, n, real, tile, ROW: tl.constexpr, ROWS: tl.constexpr, N: tl.constexpr):
     """`store_line` of a gradient of a write or read: of each group, or their sum where they have one row."""
-    if s.shape[0] != tile.shape[0]:
+    if sets.shape[0] != tile.shape[0]:
         tile = tl.sum(tile, 0)[None, :]
-    store_line(array, row, s, n, real, tile, ROW, ROWS, N)
+    store_line(array, row, sets, n, real, tile, ROW, ROWS, N)
 
 
 @triton.jit
@@ -256,22 +256,22 @@ def scan(
     sequence = tl.program_id(1)
     begin, end = extent(bounds, length, sequence, HAS_BOUNDS)
     count = (end - begin).to(tl.int32)
-    home, g, n = tl.program_id(0) * BG, tl.arange(0, BG), tl.arange(0, BN)
-    real = real_groups(home, g, G, BG)
+    first_group, g, n = tl.program_id(0) * BG, tl.arange(0, BG), tl.arange(0, BN)
+    real = real_groups(first_group, g, G, BG)
     Q: tl.constexpr = G // SHARED
-    first_set, s = sets_of(home, g, SHARED, BG)
-    has_set = real if s.shape[0] == BG else tl.full((1,), True, tl.int1)
-    row = sequence.to(tl.int64) * G + home
+    first_set, sets = sets_of(first_group, g, SHARED, BG)
+    has_set = real if sets.shape[0] == BG else tl.full((1,), True, tl.int1)
+    row = sequence.to(tl.int64) * G + first_group
     state = load_state(initial, row, g, n, real, N, P, DTYPE) if HAS_INITIAL else zero_state(BG, BN, P, DTYPE)
     if HAS_BOUNDS:
         state = poisoned(state, tl.load(bounds + tl.num_programs(1) + 1) == 0, P)
-    rate = load_lines(drift, home, g, n, real, 1, N, DTYPE)[0] * LOG2_E if not VARYING else tl.zeros((BG, BN), DTYPE)
+    rate = load_lines(drift, first_group, g, n, real, 1, N, DTYPE)[0] * LOG2_E if not VARYING else tl.zeros((BG, BN), DTYPE)
     # Of a sequence's kept states.
     place = row
     if KEEP and not MIRROR:
-        place = kept_of(begin, length, sequence, HAS_BOUNDS, KEEP) * G + home
+        place = kept_of(begin, length, sequence, HAS_BOUNDS, KEEP) * G + first_group
     if MIRROR and KEEP:
-        place = span_of(begin, length, sequence, HAS_BOUNDS, KEEP) * G + home
+        place = span_of(begin, length, sequence, HAS_BOUNDS, KEEP) * G + first_group
         store_lines(kept, place + tl.maximum(count - 1, 0) // KEEP * G, g, n, real, state, N, P)
         begin += KEEP
         count = tl.maximum(count - KEEP, 0)
@@ -280,16 +280,16 @@ def scan(
     for size in tl.static_range(SIZES[0], SIZES[1], SIZES[2]):
         rounds = count // BT if size == BT else count % BT
         first = (count - rounds) * (0 if size == BT else 1)
-        for i in tl.range(0, rounds, num_stages=STAGES):
-            t = first + (rounds - 1 - i if MIRROR else i) * size
-            u, v = (begin + t) * G + home, (begin + t) * Q + first_set
-            values = load_numbers(value, u, g, real, RANK * P, DTYPE, G, size)
-            rights = load_numbers(right, u, g, real, P * P, DTYPE, G, size) if HAS_RIGHT else ()
-            steps = load_numbers(step, u, g, real, 1, DTYPE, G, size)
-            shown = load_numbers(seen, u, g, real, RANK * P, DTYPE, G, size) if HAS_SEEN else ()
-            lines = load_shared(write, v, s, n, has_set, BG, RANK, N, DTYPE, Q, size)
-            readouts = load_shared(read, v, s, n, has_set, BG, 1, N, DTYPE, Q, size) if READS else ()
-            rates = load_lines(drift, u, g, n, real, 1, N, DTYPE, G, size) if VARYING else ()
+        for done in tl.range(0, rounds, num_stages=STAGES):
+            t = first + (rounds - 1 - done if MIRROR else done) * size
+            token, vector = (begin + t) * G + first_group, (begin + t) * Q + first_set
+            values = load_numbers(value, token, g, real, RANK * P, DTYPE, G, size)
+            rights = load_numbers(right, token, g, real, P * P, DTYPE, G, size) if HAS_RIGHT else ()
+            steps = load_numbers(step, token, g, real, 1, DTYPE, G, size)
+            shown = load_numbers(seen, token, g, real, RANK * P, DTYPE, G, size) if HAS_SEEN else ()
+            lines = load_shared(write, vector, sets, n, has_set, BG, RANK, N, DTYPE, Q, size)
+            readouts = load_shared(read, vector, sets, n, has_set, BG, 1, N, DTYPE, Q, size) if READS else ()
+            rates = load_lines(drift, token, g, n, real, 1, N, DTYPE, G, size) if VARYING else ()
             # Before they are needed, since they take long.
             lefts = ()
             for k in tl.static_range(size):
@@ -314,7 +314,7 @@ def scan(
             if KEEP and MIRROR:
                 store_lines(kept, place + t // KEEP * G, g, n, tl.where(t % KEEP == 0, real, False), state, N, P)
             if READS:
-                store_tile(y, u, g, real, fold(firsts, answers, size * P, HALVES), P, G, size)
+                store_tile(y, token, g, real, fold(firsts, answers, size * P, HALVES), P, G, size)
     if KEEP and not MIRROR:
         store_lines(kept, place + count // KEEP * G, g, n, tl.where(count % KEEP == 0, real, False), state, N, P)
     if not (MIRROR and KEEP):
@@ -339,51 +339,52 @@ def gradients(
     offset = (slot - span_of(begin, length, sequence, HAS_BOUNDS, SPAN)).to(tl.int32) * SPAN
     # Nothing is left to do behind the end of a sequence.
     count = tl.minimum((end - begin).to(tl.int32) - offset, SPAN)
-    home, g, n = tl.program_id(0) * BG, tl.arange(0, BG), tl.arange(0, BN)
-    real = real_groups(home, g, G, BG)
+    first_group, g, n = tl.program_id(0) * BG, tl.arange(0, BG), tl.arange(0, BN)
+    real = real_groups(first_group, g, G, BG)
     Q: tl.constexpr = G // SHARED
-    first_set, s = sets_of(home, g, SHARED, BG)
-    has_set = real if s.shape[0] == BG else tl.full((1,), True, tl.int1)
+    first_set, sets = sets_of(first_group, g, SHARED, BG)
+    has_set = real if sets.shape[0] == BG else tl.full((1,), True, tl.int1)
     # The rows of this program's, or of each group's, part of a set's gradients.
-    parts = s
+    parts = sets
     if SHARED > 1:
-        parts = s + (home % SHARED // BG if SHARED % BG == 0 else (home + g) % SHARED).to(tl.int64) * positions * Q
-    place = slot.to(tl.int64) * G + home
+        part = first_group % SHARED // BG if SHARED % BG == 0 else (first_group + g) % SHARED
+        parts = sets + part.to(tl.int64) * positions * Q
+    place = slot.to(tl.int64) * G + first_group
     adjoint = load_lines(adjoints, place, g, n, real, P, N, DTYPE)
-    drifts = load_lines(drift, home, g, n, real, 1, N, DTYPE)[0] if not VARYING else tl.zeros((BG, BN), DTYPE)
+    drifts = load_lines(drift, first_group, g, n, real, 1, N, DTYPE)[0] if not VARYING else tl.zeros((BG, BN), DTYPE)
     slopes = tl.zeros((BG, BN), DTYPE)
-    first = (kept_of(begin, length, sequence, HAS_BOUNDS, KEEP) + offset // KEEP) * G + home
+    first = (kept_of(begin, length, sequence, HAS_BOUNDS, KEEP) + offset // KEEP) * G + first_group
     # Where every block begins at a kept state, the state behind it is that before the next one.
     HAS_NEXT: tl.constexpr = KEEP == BT
     here = tl.where(count > 0, real, False)
     after = load_lines(kept, first + count // KEEP * G, g, n, here, P, N, DTYPE) if HAS_NEXT else ()
     blocks = tl.cdiv(count, BT)
-    for c in tl.range(0, blocks, num_stages=STAGES):
-        low = (blocks - 1 - c) * BT
+    for block in tl.range(0, blocks, num_stages=STAGES):
+        low = (blocks - 1 - block) * BT
         state = load_lines(kept, first + low // KEEP * G, g, n, real, P, N, DTYPE)
         if KEEP > BT:
             # From the kept state to the block.
-            for i in range(low // KEEP * KEEP, low):
-                u = (begin + offset + i) * G + home
-                wheres = load_shared(write, (begin + offset + i) * Q + first_set, s, n, has_set, BG, RANK, N, DTYPE)
-                values = load_numbers(value, u, g, real, RANK * P, DTYPE)
-                rights = load_numbers(right, u, g, real, P * P, DTYPE) if HAS_RIGHT else ()
-                steps = tl.load(step + u + g, mask=real, other=0.0).to(DTYPE)
+            for t in range(low // KEEP * KEEP, low):
+                token = (begin + offset + t) * G + first_group
+                wheres = load_shared(write, (begin + offset + t) * Q + first_set, sets, n, has_set, BG, RANK, N, DTYPE)
+                values = load_numbers(value, token, g, real, RANK * P, DTYPE)
+                rights = load_numbers(right, token, g, real, P * P, DTYPE) if HAS_RIGHT else ()
+                steps = tl.load(step + token + g, mask=real, other=0.0).to(DTYPE)
                 if VARYING:
-                    drifts = load_lines(drift, u, g, n, real, 1, N, DTYPE)[0]
+                    drifts = load_lines(drift, token, g, n, real, 1, N, DTYPE)[0]
                 moved = move(state, tl.exp2(steps[:, None] * (drifts * LOG2_E)), rights, 0, False, HAS_RIGHT, P)
                 state = add_source(moved, wheres, values, 0, RANK, P)
         # States 0 .. BT of the block, one after another; those behind the end of a sequence are not used.
-        u, v = (begin + offset + low) * G + home, (begin + offset + low) * Q + first_set
+        token, vector = (begin + offset + low) * G + first_group, (begin + offset + low) * Q + first_set
         limit = None if EVEN else tl.minimum(count - low, BT)
-        values = load_numbers(value, u, g, real, RANK * P, DTYPE, G, BT, limit)
-        rights = load_numbers(right, u, g, real, P * P, DTYPE, G, BT, limit) if HAS_RIGHT else ()
-        steps = load_numbers(step, u, g, real, 1, DTYPE, G, BT, limit)
-        cotangents = load_numbers(dy, u, g, real, P, DTYPE, G, BT, limit)
-        shown = load_numbers(seen, u, g, real, RANK * P, DTYPE, G, BT, limit) if HAS_SEEN else ()
-        wheres = load_shared(write, v, s, n, has_set, BG, RANK, N, DTYPE, Q, BT, limit)
-        readouts = load_shared(read, v, s, n, has_set, BG, 1, N, DTYPE, Q, BT, limit)
-        rates = load_lines(drift, u, g, n, real, 1, N, DTYPE, G, BT, limit) if VARYING else ()
+        values = load_numbers(value, token, g, real, RANK * P, DTYPE, G, BT, limit)
+        rights = load_numbers(right, token, g, real, P * P, DTYPE, G, BT, limit) if HAS_RIGHT else ()
+        steps = load_numbers(step, token, g, real, 1, DTYPE, G, BT, limit)
+        cotangents = load_numbers(dy, token, g, real, P, DTYPE, G, BT, limit)
+        shown = load_numbers(seen, token, g, real, RANK * P, DTYPE, G, BT, limit) if HAS_SEEN else ()
+        wheres = load_shared(write, vector, sets, n, has_set, BG, RANK, N, DTYPE, Q, BT, limit)
+        readouts = load_shared(read, vector, sets, n, has_set, BG, 1, N, DTYPE, Q, BT, limit)
+        rates = load_lines(drift, token, g, n, real, 1, N, DTYPE, G, BT, limit) if VARYING else ()
         states, lefts = state, ()
         for k in tl.static_range(BT):
             if not VARYING:
@@ -401,8 +402,8 @@ def gradients(
         # A block's share of the drift gradient is summed apart, so that long sequences lose no digits.
         share = tl.zeros((BG, BN), DTYPE)
         for k in tl.static_range(BT - 1, -1, -1):
-            here, at = real if EVEN else tl.where(k < limit, real, False), u + k * G
-            kept_set, at_set = has_set if EVEN else tl.where(k < limit, has_set, False), v + k * Q
+            here, at = real if EVEN else tl.where(k < limit, real, False), token + k * G
+            kept_set, at_set = has_set if EVEN else tl.where(k < limit, has_set, False), vector + k * Q
             old = states[k * P : (k + 1) * P]
             readout = readouts[k]
             upper = add_source(adjoint, (readout,), cotangents, k * P, 1, P)
@@ -446,12 +447,12 @@ def gradients(
             for p in tl.static_range(P):
                 passed += (before[p] if EVEN else tl.where(k < limit, before[p], adjoint[p]),)
             adjoint = passed
-        store_tile(dvalue, u, g, real, fold(pulled, pullers, BT * RANK * P, HALVES), RANK * P, G, BT, limit)
-        store_tile(dstep, u, g, real, fold(tilts, rates, BT, HALVES), 1, G, BT, limit)
+        store_tile(dvalue, token, g, real, fold(pulled, pullers, BT * RANK * P, HALVES), RANK * P, G, BT, limit)
+        store_tile(dstep, token, g, real, fold(tilts, rates, BT, HALVES), 1, G, BT, limit)
         if HAS_SEEN:
-            store_tile(dseen, u, g, real, fold(looked, lookers, BT * RANK * P, HALVES), RANK * P, G, BT, limit)
+            store_tile(dseen, token, g, real, fold(looked, lookers, BT * RANK * P, HALVES), RANK * P, G, BT, limit)
         slopes += share
     if not VARYING:
         store_line(ddrift, place, g, n, real, slopes, 0, 1, N)
     if HAS_INITIAL:
-        store_state(dinitial, sequence.to(tl.int64) * G + home, g, n, tl.where(offset == 0, real, False), adjoint, N, P)
+        store_state(dinitial, sequence.to(tl.int64) * G + first_group, g, n, tl.where(offset == 0, real, False), adjoint, N, P)

@@ -5,16 +5,17 @@ Nothing falls back silently: `resolve_backend` says what "auto" takes, and a bac
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.distributed import ProcessGroup
 
-from shippo_ssm.dispatch import choose_scan, compute_dtype, scan_kernels
+from shippo_ssm.dispatch import asks_gradients, choose_scan, compute_dtype, scan_kernels
 from shippo_ssm.scan import associative, chunked, fused, reference, segments, triton
 from shippo_ssm.scan.algebra import Recurrence
-from shippo_ssm.scan.checks import asks_gradients, check_affine_arguments, check_recurrence, describe_recurrence
+from shippo_ssm.scan.checks import check_affine_arguments, check_recurrence, describe_recurrence
 from shippo_ssm.scan.distributed import SequenceShard, negotiate_shards
 from shippo_ssm.scan.packing import keep_empty
 
@@ -24,9 +25,7 @@ def _segmented(
 ) -> tuple[Tensor, Tensor]:
     """y and the final state, by segments of each sequence side by side."""
     run = BACKENDS[scan_kernels(recurrence.value) or "chunked"]
-    if cu_seqlens is None:
-        return segments.scan_in_place(run, recurrence, initial_state, cu_seqlens)
-    return keep_empty(lambda state: segments.scan_in_place(run, recurrence, state, cu_seqlens), initial_state, cu_seqlens)
+    return keep_empty(partial(segments.scan_in_place, run, recurrence, cu_seqlens), initial_state, cu_seqlens)
 
 
 # A backend is one function: (recurrence, initial_state, cu_seqlens) -> (y, final_state).
@@ -44,11 +43,6 @@ class Resolution(str):
     """The name of a backend, with the reason for taking it in `.reason`."""
 
     reason: str
-
-    def __new__(cls, name: str, reason: str) -> Resolution:
-        resolution = super().__new__(cls, name)
-        resolution.reason = reason
-        return resolution
 
     def __repr__(self) -> str:
         return f"{str(self)!r} ({self.reason})"
@@ -70,7 +64,10 @@ def resolve_backend(value: Tensor, right: Tensor | None = None, *, backend: str 
         >>> resolve_backend(torch.zeros(1, 8, 2, 4))
         'fused' (auto: CPU tensors of width 4 <= 16)
     """
-    return Resolution(*choose_scan(backend, value, right))
+    name, reason = choose_scan(backend, value, right)
+    resolution = Resolution(name)
+    resolution.reason = reason
+    return resolution
 
 
 def transport_scan(
@@ -160,10 +157,10 @@ def scan(
     as_it_is = chosen == "triton" or (chosen == "fused" and not halves)
     if part is not None or not as_it_is:
         recurrence = recurrence.normalised()
-    if part is None:
+    if part is None or len(part.lengths) == 1:
         y, final_state = run(recurrence, initial_state, cu_seqlens)
     else:
-        y, final_state = segments.scan_segments(run, recurrence, initial_state, cu_seqlens, part, output_final_state)
+        y, final_state = segments.scan_segments(run, recurrence, initial_state, cu_seqlens, part)
     return y, final_state if output_final_state else None
 
 

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from shippo_ssm.dispatch import asks_gradients as asks_gradients
 from shippo_ssm.dispatch import compute_dtype, is_readable
 from shippo_ssm.scan.algebra import Recurrence
 
@@ -88,11 +89,7 @@ def check_recurrence(
                 f"{op}: `write` has Q = {sets} at dimension 2, shape {tuple(tensor.shape)}; expected a divisor of "
                 f"G = {groups}, since groups share it in equal parts; use Q = 1 for all groups or Q = G for one each"
             )
-    if value.dtype not in FLOATS:
-        raise ValueError(
-            f"{op}: `value` has dtype {str(value.dtype).removeprefix('torch.')}; expected float32, float64, bfloat16 or "
-            "float16; convert it with .to()"
-        )
+    expect_placement(op, "value", value, value.device, FLOATS)
     if cu_seqlens is not None:
         check_cu_seqlens(op, cu_seqlens, sizes["B"], None if cut else sizes["T"], value.device)
         sizes["S"] = cu_seqlens.shape[0] - 1
@@ -155,11 +152,6 @@ def checksum(cu_seqlens: Tensor | None) -> int | None:
     return None if cu_seqlens is None else zlib.crc32(str(cu_seqlens.tolist()).encode())
 
 
-def asks_gradients(*tensors: Tensor | None) -> bool:
-    """Whether a call on these tensors will have a backward pass."""
-    return torch.is_grad_enabled() and any(tensor is not None and tensor.requires_grad for tensor in tensors)
-
-
 def check_affine_arguments(left: Tensor, right: Tensor | None, update: Tensor, initial_state: Tensor | None) -> None:
     """Check the arguments of `block_affine_scan`; raises `ValueError`."""
     op = "block_affine_scan"
@@ -176,17 +168,14 @@ def check_affine_arguments(left: Tensor, right: Tensor | None, update: Tensor, i
             f"shape {tuple(update.shape)}; match its leading dimensions"
         )
     rows = ("N",) if left.ndim == update.ndim - 1 else ("N", "N")
-    expect_shape(op, "left", left, (*leading, "T", *rows), sizes)
-    if right is not None:
-        expect_shape(op, "right", right, (*leading, "T", "P", "P"), sizes)
-    if initial_state is not None:
-        expect_shape(op, "initial_state", initial_state, (*leading, "N", "P"), sizes)
     if not (update.is_floating_point() or update.is_complex()):
         raise ValueError(
             f"{op}: `update` has dtype {update.dtype}; expected a floating-point or complex dtype; convert it with .to()"
         )
+    letters = {"left": ("T", *rows), "right": ("T", "P", "P"), "initial_state": ("N", "P")}
     for name, tensor in {"left": left, "right": right, "initial_state": initial_state}.items():
         if tensor is not None:
+            expect_shape(op, name, tensor, (*leading, *letters[name]), sizes)
             expect_placement(op, name, tensor, update.device, (update.dtype,))
 
 

@@ -43,11 +43,9 @@ def run(recurrence: Recurrence, initial_state: Tensor | None = None, cu_seqlens:
     # K chunks of C positions: [B, G, K, C, ...]. Identity maps pad the front, so that the last position of a sequence is the
     # last of its chunk.
     read_c, write_c, value_c, log_left_c = (_cut(tensor, length) for tensor in (read, write, value, log_left))
-    if right is None:
-        framed_c = value_c
-        frame_c = None
-    else:
-        frame_c, inverse_c = frame(_cut_right(right, length))
+    frame_c, framed_c = None, value_c
+    if right is not None:
+        frame_c, inverse_c = frame(_cut(right, length, identity=True))
         framed_c = value_c @ inverse_c
 
     y_c = _attend(read_c, write_c, framed_c, log_left_c)
@@ -87,7 +85,7 @@ def chunk_length(num_positions: int, right: Tensor | None) -> int:
         return length
     with torch.no_grad():
         while length > 1:
-            frames, inverses = frame(_cut_right(right, length))
+            frames, inverses = frame(_cut(right, length, identity=True))
             norms = torch.linalg.matrix_norm(torch.stack([frames, inverses]))
             conditions = norms[0] * norms[1] / right.shape[-1]
             # Written so that a NaN, from a singular or overflowing frame, counts as ill conditioned.
@@ -116,11 +114,7 @@ def frame(right: Tensor) -> tuple[Tensor, Tensor]:
 def _attend(read: Tensor, write: Tensor, framed: Tensor, log_left: Tensor) -> Tensor:
     """sum over s < t of (read_t . exp(decay from s to t) write_s) framed_s inside each chunk, [.., C, P].
 
-    Args:
-        read: [.., C, N].
-        write: [.., C, r, N].
-        framed: [.., C, r, P], values in the frame.
-        log_left: [.., C, N].
+    read and log_left are [.., C, N], write is [.., C, r, N], and framed [.., C, r, P] holds the values in the frame.
     """
     length = read.shape[-2]
     y = framed.new_zeros(*read.shape[:-1], framed.shape[-1])
@@ -143,17 +137,10 @@ def _decay_to_end(log_left: Tensor) -> Tensor:
     return later.flip(-2).cumsum(-2).flip(-2)
 
 
-def _cut(tensor: Tensor, length: int) -> Tensor:
-    """[B, T, G, ...] -> [B, G, K, C, ...], padded with zeros at the front."""
+def _cut(tensor: Tensor, length: int, identity: bool = False) -> Tensor:
+    """[B, T, G, ...] -> [B, G, K, C, ...], padded with zeros, or with identity matrices, at the front."""
     moved = tensor.movedim(1, 2)
-    short = -moved.shape[2] % length
-    padded = torch.cat([moved.new_zeros(*moved.shape[:2], short, *moved.shape[3:]), moved], dim=2) if short else moved
-    return padded.unflatten(2, (-1, length))
-
-
-def _cut_right(right: Tensor, length: int) -> Tensor:
-    """[B, T, G, P, P] -> [B, G, K, C, P, P], padded with identities at the front."""
-    short = -right.shape[1] % length
-    eye = torch.eye(right.shape[-1], dtype=right.dtype, device=right.device)
-    padded = torch.cat([eye.expand(right.shape[0], short, *right.shape[2:]), right], dim=1)
-    return padded.movedim(1, 2).unflatten(2, (-1, length))
+    if short := -moved.shape[2] % length:
+        filler = torch.eye(moved.shape[-1]).to(moved) if identity else moved.new_zeros(())
+        moved = torch.cat([filler.expand(*moved.shape[:2], short, *moved.shape[3:]), moved], dim=2)
+    return moved.unflatten(2, (-1, length))

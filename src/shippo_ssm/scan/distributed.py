@@ -1,6 +1,6 @@
 """A sequence cut over the ranks of a process group: every rank holds a contiguous part of T, also an empty one.
 
-Data path: a public call first exchanges a short header between the ranks: the length of each part, its operands, and any error
+Data path: a public call first tells all ranks what this one was given: the length of its part, its operands, and any error
 (`negotiate_shards`). So all ranks raise the same error and no rank waits for one that failed. `SequenceShard` then gathers the
 summaries of the segments (`segments.py`): one message of left, right and update in the forward pass, one of the adjoint's
 updates in the backward pass, in the dtype of the state.
@@ -11,7 +11,6 @@ The initial state is that of the first rank, the loss is the sum of the ranks' l
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -21,16 +20,12 @@ from torch import Tensor
 
 from shippo_ssm.scan.segments import SegmentLayout
 
-# Bytes of the header: a fixed size, so that ranks that disagree about everything else can still exchange it.
-HEADER = 2048
-
 
 class SequenceShard(SegmentLayout):
     """The part of a sequence that this rank of `group` holds; `lengths` are the positions of all of them."""
 
     def __init__(self, group: dist.ProcessGroup, lengths: Sequence[int]) -> None:
         self.group, self.lengths, self.rank = group, tuple(lengths), dist.get_rank(group)
-        self.is_first, self.is_last = self.rank == 0, self.rank == len(lengths) - 1
 
     @property
     def total(self) -> int:
@@ -123,7 +118,8 @@ def negotiate_shards(op: str, group: dist.ProcessGroup, check: Callable[[], dict
         header = check()
     except ValueError as error:
         header = {"error": str(error)}
-    headers = _gather_headers(group, header)
+    headers: list[Any] = [None] * dist.get_world_size(group)
+    dist.all_gather_object(headers, header, group=group)
     for rank, other in enumerate(headers):
         if "error" in other:
             raise ValueError(header.get("error", f"{other['error']} (on rank {rank} of `group`)"))
@@ -135,16 +131,3 @@ def negotiate_shards(op: str, group: dist.ProcessGroup, check: Callable[[], dict
                     "on every rank; only T is cut"
                 )
     return SequenceShard(group, [other["T"] for other in headers])
-
-
-def _gather_headers(group: dist.ProcessGroup, header: dict[str, Any]) -> list[dict[str, Any]]:
-    # A message that is too long is an error's: its beginning says what is wrong.
-    text = json.dumps(header).encode()
-    if len(text) > HEADER:
-        text = json.dumps({"error": str(header.get("error", "the header is too long"))[: HEADER // 8]}).encode()
-    on_cpu = any(name in str(dist.get_backend(group)) for name in ("gloo", "mpi"))
-    device = torch.device("cpu") if on_cpu else torch.accelerator.current_accelerator()
-    message = torch.tensor(list(text.ljust(HEADER)), dtype=torch.uint8, device=device)
-    received = message.new_empty(dist.get_world_size(group), HEADER)
-    dist.all_gather(list(received.unbind()), message, group=group)
-    return [json.loads(bytes(row.tolist())) for row in received.cpu()]

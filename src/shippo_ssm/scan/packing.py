@@ -7,6 +7,7 @@ The batched scans see them as a padded batch, [num_sequences, longest, ...], who
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import NamedTuple
 
 import torch
@@ -28,21 +29,17 @@ class Packing(NamedTuple):
     columns: Tensor
     shape: tuple[int, int]
 
-    def pad(self, packed: Tensor) -> Tensor:
-        """[1, T, ...] -> [num_sequences, longest, ...], zeros in the padding."""
-        padded = packed.new_zeros(*self.shape, *packed.shape[2:])
-        return padded.index_put((self.rows, self.columns), packed[0])
-
-    def pad_right(self, packed: Tensor) -> Tensor:
-        """[1, T, G, P, P] -> [num_sequences, longest, G, P, P], identities in the padding."""
-        eye = torch.eye(packed.shape[-1], dtype=packed.dtype, device=packed.device)
-        padded = eye.expand(*self.shape, *packed.shape[2:])
-        return padded.index_put((self.rows, self.columns), packed[0])
+    def pad(self, packed: Tensor, filler: Tensor | None = None) -> Tensor:
+        """[1, T, ...] -> [num_sequences, longest, ...], zeros in the padding, or what expands to it."""
+        filler = packed.new_zeros(()) if filler is None else filler
+        return filler.expand(*self.shape, *packed.shape[2:]).index_put((self.rows, self.columns), packed[0])
 
     def pad_recurrence(self, packed: Recurrence) -> Recurrence:
         """The record of the padded batch: identity maps in the padding."""
-        right = None if packed.right is None else self.pad_right(packed.right)
-        return packed._replace(right=None).map_time(self.pad)._replace(right=right)
+        padded, right = packed._replace(right=None).map_time(self.pad), packed.right
+        if right is None:
+            return padded
+        return padded._replace(right=self.pad(right, torch.eye(right.shape[-1], dtype=right.dtype, device=right.device)))
 
     def unpad(self, padded: Tensor) -> Tensor:
         """[num_sequences, longest, ...] -> [1, T, ...]."""
@@ -64,18 +61,16 @@ def scan_packed(
 ) -> tuple[Tensor, Tensor]:
     """`run` on packed sequences as a padded batch; y comes back packed, one final state per sequence."""
     packing = packing_of(cu_seqlens)
-
-    def run_padded(initial_state: Tensor | None) -> tuple[Tensor, Tensor]:
-        return run(packing.pad_recurrence(recurrence), initial_state)
-
-    y, final_state = keep_empty(run_padded, initial_state, cu_seqlens)
+    y, final_state = keep_empty(partial(run, packing.pad_recurrence(recurrence)), initial_state, cu_seqlens)
     return packing.unpad(y), final_state
 
 
 def keep_empty(
-    run: Callable[[Tensor | None], tuple[Tensor, Tensor]], initial_state: Tensor | None, cu_seqlens: Tensor
+    run: Callable[[Tensor | None], tuple[Tensor, Tensor]], initial_state: Tensor | None, cu_seqlens: Tensor | None
 ) -> tuple[Tensor, Tensor]:
     """`run` from `initial_state`, where an empty sequence ends as it began: a constant drift of NaN is one in padding too."""
+    if cu_seqlens is None:
+        return run(initial_state)
     filled = (cu_seqlens.diff() > 0)[:, None, None, None]
     y, final_state = run(None if initial_state is None else torch.where(filled, initial_state, 0))
     return y, torch.where(filled, final_state, 0 if initial_state is None else initial_state)

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -37,11 +37,6 @@ MOST_SEGMENTS = 64
 class SegmentLayout(ABC):
     """Where the segments of a sequence are. Here a process holds some of them, as S rows; in all there are K, in time order."""
 
-    is_first = False
-    """Whether only first segments are here."""
-    is_last = False
-    """Whether only last segments are here."""
-
     @abstractmethod
     def gather(self, *tensors: Tensor) -> list[Tensor]:
         """Tensors [S, ...] of the segments held here -> [K, ...] of all of them."""
@@ -50,31 +45,29 @@ class SegmentLayout(ABC):
     def own(self, tensor: Tensor) -> Tensor:
         """The way back: [K, ...] -> [S, ...]."""
 
-    @abstractmethod
     def gather_adjoint(self, update: Tensor, dfinal: Tensor) -> tuple[Tensor, Tensor]:
         """`gather` of the adjoint's updates, and the gradient of the one last state."""
+        return self.gather(update)[0], dfinal
+
+
+class Call(NamedTuple):
+    """One scan in segments: its backend, where the segments are, their boundaries here, and the maps of all K of them."""
+
+    run: Run
+    layout: SegmentLayout
+    cu_seqlens: Tensor | None
+    maps: Affine
 
 
 def scan_segments(
-    run: Run,
-    recurrence: Recurrence,
-    start: Tensor | None,
-    cu_seqlens: Tensor | None,
-    layout: SegmentLayout,
-    output_final_state: bool = True,
+    run: Run, recurrence: Recurrence, start: Tensor | None, cu_seqlens: Tensor | None, layout: SegmentLayout
 ) -> tuple[Tensor, Tensor]:
-    """y of the segments held here and the last state of the whole sequence; differentiable once.
+    """y of the segments held here (`recurrence`, with boundaries `cu_seqlens` where they are packed along T) and the last state
+    of the whole sequence; differentiable once.
 
-    Args:
-        run: the backend that runs each segment.
-        recurrence: the operands of the segments held here.
-        start: [S, G, N, P], added to the state that enters each segment: the initial state for a first one, zero for others.
-        cu_seqlens: boundaries of the segments where they are packed along T.
-        layout: where the other segments are.
-        output_final_state: whether the last state is needed; it is undefined if not.
+    `start` [S, G, N, P] is added to the state that enters each segment: the initial state for a first one, zero for others.
     """
-    # Only the last state needs the summary of a last segment.
-    summary = summarise(run, recurrence, cu_seqlens, skip=layout.is_last and not output_final_state)
+    summary = summarise(run, recurrence, cu_seqlens)
     with torch.no_grad():
         if start is not None:
             summary = summary._replace(update=apply(summary, start))
@@ -84,27 +77,21 @@ def scan_segments(
         states, final_state = prefix(maps)
         entering = layout.own(states)
     y, last = run(recurrence, entering if start is None else entering + start, cu_seqlens)
-    return _Join.apply(run, layout, cu_seqlens, y, last, final_state, maps.left, maps.right, start, *recurrence)
+    return _Join.apply(Call(run, layout, cu_seqlens, maps), y, last, final_state, start, *recurrence)
 
 
 @torch.no_grad()
-def summarise(run: Run, recurrence: Recurrence, cu_seqlens: Tensor | None = None, *, skip: bool = False) -> Affine:
+def summarise(run: Run, recurrence: Recurrence, cu_seqlens: Tensor | None = None) -> Affine:
     """The map H_0 -> H_T = left H_0 right + update of each sequence: left [S, G, N], right [S, G, P, P], update [S, G, N, P].
 
     The update is the last state of a run from zero, `right` that of a run from the identity without sources. The slowest decay
     of a group is taken from `left` into `right`: neither then leaves the range of its dtype where the map does not.
-
-    Args:
-        run: the backend.
-        recurrence: the operands of all sequences.
-        cu_seqlens: boundaries of packed sequences.
-        skip: give the identity map, as for sequences without positions.
     """
     recurrence, bounds = _packed(recurrence, cu_seqlens)
     value, _, read, step, drift, right, _ = recurrence
     (_, length, groups, _, width), order, count = value.shape, read.shape[-1], len(bounds) - 1
     kind, varying = {"dtype": value.dtype, "device": value.device}, drift.ndim == 4
-    if skip or not value.numel() or not order:
+    if not value.numel() or not order:
         identity = identity_affine(order, width, batch_shape=(count, groups), **kind)
         return identity if right is not None else identity._replace(right=None)
     update = run(recurrence, None, bounds)[1]
@@ -170,19 +157,12 @@ class InPlace(SegmentLayout):
     def own(self, tensor: Tensor) -> Tensor:
         return tensor.movedim(0, 1).flatten(0, 1)
 
-    def gather_adjoint(self, update: Tensor, dfinal: Tensor) -> tuple[Tensor, Tensor]:
-        return self.gather(update)[0], dfinal
-
 
 def scan_in_place(
-    run: Run, recurrence: Recurrence, initial_state: Tensor | None, cu_seqlens: Tensor | None, num_segments: int | None = None
+    run: Run, recurrence: Recurrence, cu_seqlens: Tensor | None, initial_state: Tensor | None, num_segments: int | None = None
 ) -> tuple[Tensor, Tensor]:
-    """A backend's `run` on sequences that are cut into segments, so that few long ones fill many cores.
-
-    Args:
-        run: a backend that takes packed sequences.
-        num_segments: of each sequence; by default one per `SEGMENT_LENGTH` positions, at most `MOST_SEGMENTS`.
-    """
+    """A backend's `run` on sequences that are cut into segments, so that few long ones fill many cores: by default one segment
+    per `SEGMENT_LENGTH` positions, at most `MOST_SEGMENTS`."""
     batch, length = recurrence.read.shape[:2]
     device = recurrence.value.device
     recurrence, bounds = _packed(recurrence, cu_seqlens)
@@ -206,22 +186,12 @@ class _Join(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any,
-        run: Run,
-        layout: SegmentLayout,
-        cu_seqlens: Tensor | None,
-        y: Tensor,
-        last: Tensor,
-        final_state: Tensor,
-        lefts: Tensor,
-        rights: Tensor | None,
-        start: Tensor | None,
-        *operands: Tensor | None,
+        ctx: Any, call: Call, y: Tensor, last: Tensor, final_state: Tensor, start: Tensor | None, *operands: Tensor | None
     ) -> tuple[Tensor, Tensor]:
         # All operands are arguments: a rank without positions takes part in the backward pass too.
-        _, _, read, step, drift, right, _ = operands
-        ctx.run, ctx.layout = run, layout
-        ctx.save_for_backward(cu_seqlens, read, step, drift, right, lefts, rights)
+        _, _, *needed, _ = operands
+        ctx.call = call
+        ctx.save_for_backward(*needed)
         # Not as views, which could not be changed in place.
         return y.detach(), final_state.detach()
 
@@ -233,14 +203,10 @@ class _Join(torch.autograd.Function):
                 'create_graph=True, or in one piece with backend="associative" or backend="reference"'
             )
         dy, dfinal = gradients
-        cu_seqlens, read, step, drift, right, lefts, rights = ctx.saved_tensors
-        # No segment before the first one needs its summary.
-        if ctx.layout.is_first:
-            update = torch.zeros_like(dfinal)
-        else:
-            update = summarise_adjoint(ctx.run, Recurrence(read, read, read, step, drift, right), dy, cu_seqlens)
-        updates, dfinal = ctx.layout.gather_adjoint(update, dfinal)
-        maps = Affine(lefts, None if rights is None else rights.mT, updates)
+        (run, layout, cu_seqlens, maps), (read, *others) = ctx.call, ctx.saved_tensors
+        update = summarise_adjoint(run, Recurrence(read, read, read, *others), dy, cu_seqlens)
+        updates, dfinal = layout.gather_adjoint(update, dfinal)
+        maps = Affine(maps.left, None if maps.right is None else maps.right.mT, updates)
         # Time runs backwards for the adjoint.
         adjoints, _ = prefix(map_tensors(lambda tensor: tensor.flip(0), maps), dfinal)
-        return None, None, None, dy, ctx.layout.own(adjoints.flip(0)), *[None] * 11
+        return None, dy, layout.own(adjoints.flip(0)), *[None] * 9

@@ -130,7 +130,8 @@ def _scan_kernel(
     arguments: dict[str, Any] = dict.fromkeys(("y", "final", "kept"))
     arguments |= {"MIRROR": False, "READS": False, "KEEP": 0}
     arguments |= _arguments(recurrence, cu_seqlens) | outputs | kind
-    arguments |= {"initial": _contiguous(initial_state), "HAS_INITIAL": initial_state is not None}
+    initial = None if initial_state is None else initial_state.contiguous()
+    arguments |= {"initial": initial, "HAS_INITIAL": initial is not None}
     choices = configs(arguments["N"], arguments["P"], **(FORWARD if arguments["READS"] else SILENT))
     launch_gpu(kernels.scan, _grid(*_chains(recurrence, cu_seqlens)), arguments, choices)
 
@@ -179,10 +180,6 @@ def _safe_bounds(cu_seqlens: Tensor, length: int) -> Tensor:
 
 def _grid(rows: int, groups: int) -> Any:
     return lambda sizes: (-(-groups // sizes["BG"]), rows)
-
-
-def _contiguous(tensor: Tensor | None) -> Tensor | None:
-    return None if tensor is None else tensor.contiguous()
 
 
 # For tensors on a GPU with P <= 16.

@@ -160,11 +160,11 @@ def test_ops_keep_their_contracts():
         torch.ops.shippo.expm_frechet.default, (torch.randn(9, 4, 4).mT.requires_grad_(), generators, "fused")
     )
     coords, step = torch.randn(9, 16, requires_grad=True), torch.rand(9, requires_grad=True)
-    torch.library.opcheck(torch.ops.shippo.split_flow.default, (coords, step, 4, [4, 6, 6, 0, 1]))
+    torch.library.opcheck(torch.ops.shippo.right_action.default, (coords, step, 4, "split", [4, 6, 6, 0, 1]))
     turns = torch.randn(9, 6, requires_grad=True)
-    torch.library.opcheck(torch.ops.shippo.rotation.default, (turns, step, 4, []))
+    torch.library.opcheck(torch.ops.shippo.right_action.default, (turns, step, 4, "rotation", [0] * 5))
     coords = torch.randn(9, 10, requires_grad=True)
-    torch.library.opcheck(torch.ops.shippo.exponential.default, (coords, step, 4, [4, 6, 0, 1, 0]))
+    torch.library.opcheck(torch.ops.shippo.right_action.default, (coords, step, 4, "exponential", [4, 6, 0, 1, 0]))
 
 
 def test_compiles_without_a_graph_break():

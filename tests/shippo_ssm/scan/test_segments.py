@@ -87,7 +87,7 @@ def test_the_prefix_is_the_composition_law(helpers):
 def test_segments_in_place_equal_the_whole(helpers, monkeypatch, run, num_segments, bounds):
     """Outputs, last states and all gradients, with segments that are longer than the sequence is, too."""
     cut = functools.partial(segments.scan_in_place, run, num_segments=num_segments)
-    monkeypatch.setitem(BACKENDS, "segmented", lambda recurrence, state, cu_seqlens: cut(recurrence, state, cu_seqlens))
+    monkeypatch.setitem(BACKENDS, "segmented", lambda recurrence, state, cu_seqlens: cut(recurrence, cu_seqlens, state))
     case = {"T": 37, "seen": True} | ({} if bounds is None else {"B": 1, "states": 5, "cu_seqlens": bounds})
     helpers.check_backend("segmented", **case)
 
@@ -95,7 +95,7 @@ def test_segments_in_place_equal_the_whole(helpers, monkeypatch, run, num_segmen
 def test_there_is_no_second_derivative(helpers):
     recurrence, state = helpers.make_recurrence(T=8)
     state.requires_grad_()
-    y, _ = segments.scan_in_place(reference.run, recurrence, state, None, 2)
+    y, _ = segments.scan_in_place(reference.run, recurrence, None, state, 2)
     with pytest.raises(RuntimeError, match="no second derivative"):
         torch.autograd.grad(y.sum(), state, create_graph=True)
 
