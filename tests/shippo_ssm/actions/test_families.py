@@ -35,12 +35,13 @@ FAMILIES = {
     "orthogonal, width 3": lambda: Orthogonal(3),
     "orthogonal, width 4": lambda: Orthogonal(4),
     "orthogonal, width 5": lambda: Orthogonal(5),
+    "reflections": lambda: Orthogonal(4, reflections=True),
     "dissipative": lambda: Dissipative(4),
     "lie": lambda: Lie(torch.randn(2, 4, 4, dtype=torch.float64)),
     "identity": lambda: Identity(4),
 }
 STABLE = {name for name in FAMILIES if name.startswith(("orthogonal", "dissipative", "identity")) or name.endswith("bounded")}
-STABLE |= {"split, rotations"}
+STABLE |= {"split, rotations", "reflections"}
 
 
 @pytest.fixture(params=FAMILIES.values(), ids=list(FAMILIES))
@@ -161,6 +162,25 @@ def test_stable_families_start_at_the_identity_exactly_and_with_a_slope(kind, co
     assert torch.equal(right, torch.eye(4).expand(count, 4, 4))
     (slope,) = torch.autograd.grad((right * torch.randn(4, 4)).sum(), coords)
     assert (slope != 0).all()
+
+
+@pytest.mark.parametrize("width", [2, 5])
+def test_a_reflection_is_orthogonal_with_determinant_minus_one_and_exact_to_second_order(width):
+    family, vector = Orthogonal(width, reflections=True), torch.nn.functional.normalize(torch.randn(width).double(), dim=0)
+    angles = torch.randn(family.num_coordinates - width).double()
+
+    def right(length):
+        return family.dense(torch.cat([angles, length * vector]), 0.5)
+
+    reflection, eye = right(2 * math.pi), torch.eye(width).double()
+    torch.testing.assert_close(reflection @ reflection.mT, eye)
+    torch.testing.assert_close(torch.linalg.det(reflection), torch.tensor(-1.0).double())
+    torch.testing.assert_close(right(0.0), Orthogonal(width).dense(angles, 0.5))
+    # Half the error of a coordinate leaves a quarter of the error of R.
+    errors = [float((right(2 * math.pi - error) - reflection).norm()) for error in (1e-2, 5e-3)]
+    assert 3.9 < errors[0] / errors[1] < 4.1
+    # The series and the closed form meet.
+    torch.testing.assert_close(right(0.2 - 1e-9), right(0.2 + 1e-9), rtol=1e-8, atol=1e-8)
 
 
 def test_a_bound_has_the_same_slope_at_its_edge_in_torch_and_by_the_kernel():
