@@ -1,4 +1,4 @@
-"""Families of right actions: the identity, products of factors, exponentials of generators; and their names.
+"""Families of right actions: the identity, a given R, products of factors, exponentials of generators; and their names.
 
 A family whose `inline` names a CPU kernel runs it as one operator of torch, `right_op`: kernels for the value and the gradient,
 a torch formula for second derivatives. Everything else is torch.
@@ -158,6 +158,34 @@ class Identity(RightAction):
     @property
     def stable(self) -> bool:
         return True
+
+
+@final
+class Oracle(RightAction):
+    """R is given: the coordinates are its entries, row by row, or R itself [.., P, P] beside a step [..], which is not used.
+
+    Example:
+        >>> given = torch.randn(5, 2, 2)
+        >>> Oracle(2).dense(given.flatten(-2), torch.ones(5)).equal(given)
+        True
+    """
+
+    def __init__(self, width: int) -> None:
+        super().__init__(width, entry_names("R", width))
+
+    def dense(self, coords: Tensor, step: Tensor | float) -> Tensor:
+        step_ndim = step.ndim if isinstance(step, Tensor) else -1
+        if isinstance(coords, Tensor) and coords.ndim == step_ndim + 2 and coords.shape[-2:] == (self.width, self.width):
+            coords = coords.flatten(-2)
+        self.check(coords, step)
+        return coords.unflatten(-1, (self.width, self.width))
+
+    def generator(self, coords: Tensor) -> Tensor:
+        # A given R need not have a real logarithm.
+        raise ValueError("Oracle: it has no generator, since R is given; use dense(coords, step) instead")
+
+    def init_coordinates(self, memory_length: float | None = None) -> Tensor:
+        return torch.eye(self.width).flatten()
 
 
 class Factored(RightAction):

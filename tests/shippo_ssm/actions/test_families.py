@@ -15,6 +15,7 @@ from shippo_ssm.actions import (
     Dissipative,
     Identity,
     Lie,
+    Oracle,
     Orthogonal,
     SplitFlow,
     Structured,
@@ -39,6 +40,7 @@ FAMILIES = {
     "dissipative": lambda: Dissipative(4),
     "lie": lambda: Lie(torch.randn(2, 4, 4, dtype=torch.float64)),
     "identity": lambda: Identity(4),
+    "oracle": lambda: Oracle(3),
 }
 STABLE = {name for name in FAMILIES if name.startswith(("orthogonal", "dissipative", "identity")) or name.endswith("bounded")}
 STABLE |= {"split, rotations", "reflections"}
@@ -87,6 +89,10 @@ def test_gradients(family):
 
 def test_generator_is_the_derivative_at_step_zero(family):
     coords, _ = operands(family, 3)
+    if isinstance(family, Oracle):
+        with pytest.raises(ValueError, match="no generator"):
+            family.generator(coords)
+        return
     small = 1e-6
     slope = (family.dense(coords, small) - family.dense(coords, 0.0)) / small
     torch.testing.assert_close(slope, family.generator(coords), rtol=1e-4, atol=1e-4)
@@ -249,6 +255,12 @@ def test_learnable_parts_are_parameters():
     assert lie.generators.grad.abs().sum() > 0
 
 
+def test_oracle_takes_matrices_and_flat_entries():
+    given = torch.randn(2, 5, 3, 3)
+    assert torch.equal(Oracle(3).dense(given, torch.ones(2, 5)), given)
+    assert torch.equal(Oracle(3).dense(given.flatten(-2), torch.ones(2, 5)), given)
+
+
 def test_get_family():
     words = {"orthogonal": Orthogonal, "dissipative": Dissipative, "structured": Structured}
     for word, kind in {**words, "split": SplitFlow, "dense": DenseExp, "none": Identity}.items():
@@ -278,14 +290,15 @@ def test_what_is_not_finite_is_nan_where_it_stands(family, bad, count):
     if not family.num_coordinates:
         pytest.skip("R = I, whatever comes")
     step = torch.rand(count)
-    step[1] = bad
+    step[1] = bad if not isinstance(family, Oracle) else 1.0
     coords = 0.1 * torch.randn(count, family.num_coordinates)
     coords[2] = bad
     coords.requires_grad_()
     right = family.dense(coords, step)
     slope = torch.autograd.grad(right[torch.arange(count) != 2].sum(), coords)[0]
     hit = torch.zeros(count, dtype=torch.bool)
-    hit[1:3] = True
+    hit[2] = True
+    hit[1] = not isinstance(family, Oracle)
     assert not right[hit].isfinite().all(-1).all(-1).any()
     assert right[~hit].isfinite().all()
     assert slope[~hit].isfinite().all()
@@ -334,7 +347,7 @@ def test_shapes_without_storage(family):
         (lambda: Lie(torch.zeros(2, 3, 2)), "square"),
         (lambda: Lie(torch.zeros(2, 2)), r"\[K, P, P\]"),
         (lambda: Lie(torch.full((1, 2, 2), float("nan"))), "not finite"),
-        (lambda: DenseExp(2).dense(torch.zeros(5), 1.0), "`coords` has shape"),
+        (lambda: Oracle(2).dense(torch.zeros(5), 1.0), "`coords` has shape"),
     ],
 )
 def test_bad_input(call, words):
