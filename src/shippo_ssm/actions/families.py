@@ -171,7 +171,7 @@ class Oracle(RightAction):
     """
 
     def __init__(self, width: int) -> None:
-        super().__init__(width, entry_names("R", width))
+        super().__init__(width, [f"R[{i},{j}]" for i in range(width) for j in range(width)])
 
     def dense(self, coords: Tensor, step: Tensor | float) -> Tensor:
         step_ndim = step.ndim if isinstance(step, Tensor) else -1

@@ -65,9 +65,12 @@ def test_shapes_names_and_call(family):
     assert torch.equal(family(coords, step), dense)
 
 
-def test_the_inverse_agrees_with_dense(family):
+def test_act_inverse_and_growth_bound_agree_with_dense(family):
     coords, step = operands(family, 2, 5)
     dense = family.dense(coords, step)
+    state = torch.randn(2, 5, 7, family.width, dtype=torch.float64)
+    torch.testing.assert_close(family.act(state, coords, step), state @ dense, rtol=1e-10, atol=1e-11)
+    torch.testing.assert_close(family.growth_bound(coords, step), torch.linalg.svdvals(dense)[..., 0])
     eye = torch.eye(family.width, dtype=torch.float64).expand_as(dense)
     torch.testing.assert_close(dense @ family.inverse(coords, step), eye, rtol=1e-8, atol=1e-9)
 
