@@ -174,6 +174,7 @@ def entry_actions() -> Iterator[Bad]:
         actions.Orthogonal,
         actions.Dissipative,
         actions.Structured,
+        actions.Oracle,
     )
     for family in families:
         name = family.__name__

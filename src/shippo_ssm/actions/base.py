@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from shippo_ssm._expect import expect_size
 from shippo_ssm.actions.kernels import Inline
+from shippo_ssm.dispatch import compute_dtype
 
 
 class Factor(ABC):
@@ -99,6 +100,15 @@ class RightAction(nn.Module, ABC):
     def stable(self) -> bool:
         """Whether ||R||_2 <= 1 for every input, up to rounding: then the memory cannot grow."""
         return False
+
+    def act(self, state: Tensor, coords: Tensor, step: Tensor | float) -> Tensor:
+        """state R for a state [.., N, P] whose leading shape broadcasts with that of R."""
+        return state @ self.dense(coords, step)
+
+    def growth_bound(self, coords: Tensor, step: Tensor | float) -> Tensor:
+        """The largest factor [..] by which R can lengthen a row, its norm ||R||_2."""
+        right = self.dense(coords, step)
+        return torch.linalg.matrix_norm(right.to(compute_dtype(right.dtype)), 2)
 
     def init_coordinates(self, memory_length: float | None = None) -> Tensor:
         """Coordinates [K] at which R is the identity, or so near it that the memory lasts `memory_length` unit steps."""

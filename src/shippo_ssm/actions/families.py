@@ -1,4 +1,4 @@
-"""Families of right actions: the identity, products of factors, exponentials of generators; and their names.
+"""Families of right actions: the identity, a given R, products of factors, exponentials of generators; and their names.
 
 A family whose `inline` names a CPU kernel runs it as one operator of torch, `right_op`: kernels for the value and the gradient,
 a torch formula for second derivatives. Everything else is torch.
@@ -158,6 +158,34 @@ class Identity(RightAction):
     @property
     def stable(self) -> bool:
         return True
+
+
+@final
+class Oracle(RightAction):
+    """R is given: the coordinates are its entries, row by row, or R itself [.., P, P] beside a step [..], which is not used.
+
+    Example:
+        >>> given = torch.randn(5, 2, 2)
+        >>> Oracle(2).dense(given.flatten(-2), torch.ones(5)).equal(given)
+        True
+    """
+
+    def __init__(self, width: int) -> None:
+        super().__init__(width, [f"R[{i},{j}]" for i in range(width) for j in range(width)])
+
+    def dense(self, coords: Tensor, step: Tensor | float) -> Tensor:
+        step_ndim = step.ndim if isinstance(step, Tensor) else -1
+        if isinstance(coords, Tensor) and coords.ndim == step_ndim + 2 and coords.shape[-2:] == (self.width, self.width):
+            coords = coords.flatten(-2)
+        self.check(coords, step)
+        return coords.unflatten(-1, (self.width, self.width))
+
+    def generator(self, coords: Tensor) -> Tensor:
+        # A given R need not have a real logarithm.
+        raise ValueError("Oracle: it has no generator, since R is given; use dense(coords, step) instead")
+
+    def init_coordinates(self, memory_length: float | None = None) -> Tensor:
+        return torch.eye(self.width).flatten()
 
 
 class Factored(RightAction):
@@ -354,12 +382,30 @@ class Exponential(RightAction):
         return self.bounded
 
 
+def reflected(right: Tensor, vector: Tensor) -> Tensor:
+    """right (I - (1 - cos |v|) v v^T / |v|^2) for v [.., P]: nothing changes at v = 0, and |v| = pi is a reflection.
+
+    The factor has the eigenvalue cos |v| along v and 1 across it, so it never lengthens a row. Both ends are stationary: a
+    learned reflection is exact to second order in the error of its coordinates.
+    """
+    square = vector.square().sum(-1, keepdim=True)
+    # (1 - cos x) / x^2 = 2 sin(x / 2)^2 / x^2; its series near zero, where the square root has no slope.
+    near = square < 1e-2
+    far = torch.where(near, 1.0, square)
+    series = 0.5 - square / 24 + square**2 / 720 - square**3 / 40320
+    factor = torch.where(near, series, 2 * (far.sqrt() / 2).sin().square() / far)
+    return right - (right @ vector.unsqueeze(-1)) * (factor * vector).unsqueeze(-2)
+
+
 @final
 class Orthogonal(Factored, Exponential):
     """R = exp(step sum theta[i,j] (e_j e_i^T - e_i e_j^T)), i < j: a rotation, R^T R = I, P (P - 1) / 2 coordinates.
 
     Zero coordinates are the identity exactly. Widths 2, 3 and 4 have closed forms (`rotation.py`), others take the exponential.
     Each R is orthogonal to rounding: a product of 100,000 float32 rotations is to 1e-4.
+
+    A rotation has determinant 1. `reflections` appends a vector v of P coordinates whose factor (`reflected`) turns into a
+    reflection at |step v| = pi; in between it shortens rows along v, so ||R||_2 <= 1, and R is orthogonal at both ends only.
 
     Example:
         >>> import torch
@@ -368,15 +414,29 @@ class Orthogonal(Factored, Exponential):
         True
     """
 
-    def __init__(self, width: int) -> None:
+    def __init__(self, width: int, reflections: bool = False) -> None:
         super().__init__(width, diagonal=False, rotations=True, shears=False)
+        self.rotations = Orthogonal(width) if reflections else None
+        if reflections:
+            self.coordinates += tuple(f"v[{i}]" for i in range(width))
+            self.num_coordinates += width
 
     @property
     def inline(self) -> Inline | None:
+        if self.rotations is not None:
+            return None
         return Inline("rotation") if self.width in WIDTHS else super().inline
+
+    def matrix(self, coords: Tensor) -> Tensor:
+        """The skew generator [.., P, P]; a reflection differs from the identity in second order only."""
+        return super().matrix(coords) if self.rotations is None else self.rotations.matrix(coords[..., : -self.width])
 
     def dense(self, coords: Tensor, step: Tensor | float, *, backend: str = "auto") -> Tensor:
         """R [.., P, P]; the arguments are those of `SplitFlow.dense`."""
+        if self.rotations is not None:
+            step, vector = self.check(coords, step), coords[..., -self.width :]
+            right = self.rotations.dense(coords[..., : -self.width], step, backend=backend)
+            return reflected(right, step.unsqueeze(-1).to(vector.dtype) * vector)
         step = self.check(coords, step)
         # The closed form has a CPU kernel only; a GPU takes the kernel of the exponential.
         closed = self.width in WIDTHS
@@ -389,8 +449,8 @@ class Orthogonal(Factored, Exponential):
         return right_op(coords.expand(*step.shape, -1), step.to(coords.dtype), self.width, kind, sizes)
 
     def inverse(self, coords: Tensor, step: Tensor | float) -> Tensor:
-        """R^{-1}: the rotation by the opposite angles."""
-        return self.dense(-coords, step)
+        """R^{-1}: the rotation by the opposite angles, or solved for where there are reflections."""
+        return self.dense(-coords, step) if self.rotations is None else RightAction.inverse(self, coords, step)
 
     @property
     def stable(self) -> bool:

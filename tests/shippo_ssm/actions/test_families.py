@@ -15,6 +15,7 @@ from shippo_ssm.actions import (
     Dissipative,
     Identity,
     Lie,
+    Oracle,
     Orthogonal,
     SplitFlow,
     Structured,
@@ -35,12 +36,14 @@ FAMILIES = {
     "orthogonal, width 3": lambda: Orthogonal(3),
     "orthogonal, width 4": lambda: Orthogonal(4),
     "orthogonal, width 5": lambda: Orthogonal(5),
+    "reflections": lambda: Orthogonal(4, reflections=True),
     "dissipative": lambda: Dissipative(4),
     "lie": lambda: Lie(torch.randn(2, 4, 4, dtype=torch.float64)),
     "identity": lambda: Identity(4),
+    "oracle": lambda: Oracle(3),
 }
 STABLE = {name for name in FAMILIES if name.startswith(("orthogonal", "dissipative", "identity")) or name.endswith("bounded")}
-STABLE |= {"split, rotations"}
+STABLE |= {"split, rotations", "reflections"}
 
 
 @pytest.fixture(params=FAMILIES.values(), ids=list(FAMILIES))
@@ -62,9 +65,12 @@ def test_shapes_names_and_call(family):
     assert torch.equal(family(coords, step), dense)
 
 
-def test_the_inverse_agrees_with_dense(family):
+def test_act_inverse_and_growth_bound_agree_with_dense(family):
     coords, step = operands(family, 2, 5)
     dense = family.dense(coords, step)
+    state = torch.randn(2, 5, 7, family.width, dtype=torch.float64)
+    torch.testing.assert_close(family.act(state, coords, step), state @ dense, rtol=1e-10, atol=1e-11)
+    torch.testing.assert_close(family.growth_bound(coords, step), torch.linalg.svdvals(dense)[..., 0])
     eye = torch.eye(family.width, dtype=torch.float64).expand_as(dense)
     torch.testing.assert_close(dense @ family.inverse(coords, step), eye, rtol=1e-8, atol=1e-9)
 
@@ -86,6 +92,10 @@ def test_gradients(family):
 
 def test_generator_is_the_derivative_at_step_zero(family):
     coords, _ = operands(family, 3)
+    if isinstance(family, Oracle):
+        with pytest.raises(ValueError, match="no generator"):
+            family.generator(coords)
+        return
     small = 1e-6
     slope = (family.dense(coords, small) - family.dense(coords, 0.0)) / small
     torch.testing.assert_close(slope, family.generator(coords), rtol=1e-4, atol=1e-4)
@@ -163,6 +173,25 @@ def test_stable_families_start_at_the_identity_exactly_and_with_a_slope(kind, co
     assert (slope != 0).all()
 
 
+@pytest.mark.parametrize("width", [2, 5])
+def test_a_reflection_is_orthogonal_with_determinant_minus_one_and_exact_to_second_order(width):
+    family, vector = Orthogonal(width, reflections=True), torch.nn.functional.normalize(torch.randn(width).double(), dim=0)
+    angles = torch.randn(family.num_coordinates - width).double()
+
+    def right(length):
+        return family.dense(torch.cat([angles, length * vector]), 0.5)
+
+    reflection, eye = right(2 * math.pi), torch.eye(width).double()
+    torch.testing.assert_close(reflection @ reflection.mT, eye)
+    torch.testing.assert_close(torch.linalg.det(reflection), torch.tensor(-1.0).double())
+    torch.testing.assert_close(right(0.0), Orthogonal(width).dense(angles, 0.5))
+    # Half the error of a coordinate leaves a quarter of the error of R.
+    errors = [float((right(2 * math.pi - error) - reflection).norm()) for error in (1e-2, 5e-3)]
+    assert 3.9 < errors[0] / errors[1] < 4.1
+    # The series and the closed form meet.
+    torch.testing.assert_close(right(0.2 - 1e-9), right(0.2 + 1e-9), rtol=1e-8, atol=1e-8)
+
+
 def test_a_bound_has_the_same_slope_at_its_edge_in_torch_and_by_the_kernel():
     family, weights = DenseExp(3, bounded=True), torch.randn(3, 3)
     slopes = []
@@ -229,6 +258,12 @@ def test_learnable_parts_are_parameters():
     assert lie.generators.grad.abs().sum() > 0
 
 
+def test_oracle_takes_matrices_and_flat_entries():
+    given = torch.randn(2, 5, 3, 3)
+    assert torch.equal(Oracle(3).dense(given, torch.ones(2, 5)), given)
+    assert torch.equal(Oracle(3).dense(given.flatten(-2), torch.ones(2, 5)), given)
+
+
 def test_get_family():
     words = {"orthogonal": Orthogonal, "dissipative": Dissipative, "structured": Structured}
     for word, kind in {**words, "split": SplitFlow, "dense": DenseExp, "none": Identity}.items():
@@ -258,14 +293,15 @@ def test_what_is_not_finite_is_nan_where_it_stands(family, bad, count):
     if not family.num_coordinates:
         pytest.skip("R = I, whatever comes")
     step = torch.rand(count)
-    step[1] = bad
+    step[1] = bad if not isinstance(family, Oracle) else 1.0
     coords = 0.1 * torch.randn(count, family.num_coordinates)
     coords[2] = bad
     coords.requires_grad_()
     right = family.dense(coords, step)
     slope = torch.autograd.grad(right[torch.arange(count) != 2].sum(), coords)[0]
     hit = torch.zeros(count, dtype=torch.bool)
-    hit[1:3] = True
+    hit[2] = True
+    hit[1] = not isinstance(family, Oracle)
     assert not right[hit].isfinite().all(-1).all(-1).any()
     assert right[~hit].isfinite().all()
     assert slope[~hit].isfinite().all()
@@ -314,7 +350,7 @@ def test_shapes_without_storage(family):
         (lambda: Lie(torch.zeros(2, 3, 2)), "square"),
         (lambda: Lie(torch.zeros(2, 2)), r"\[K, P, P\]"),
         (lambda: Lie(torch.full((1, 2, 2), float("nan"))), "not finite"),
-        (lambda: DenseExp(2).dense(torch.zeros(5), 1.0), "`coords` has shape"),
+        (lambda: Oracle(2).dense(torch.zeros(5), 1.0), "`coords` has shape"),
     ],
 )
 def test_bad_input(call, words):
