@@ -26,7 +26,7 @@ from torch import Tensor
 from shippo_lab import cli, tasks
 from shippo_lab.experiments import names as experiment_names
 from shippo_ssm import actions, layers, projection, scan
-from shippo_ssm.collapse import bank, collapse, collapse_of_model
+from shippo_ssm.collapse import collapse, collapse_of_model
 from shippo_ssm.layers import Shippo, ShippoBackbone, lift, shippo_cell
 from shippo_ssm.models import (
     CausalAttention,
@@ -514,16 +514,6 @@ def entry_collapse() -> Iterator[Bad]:
         yield bad(f"collapse(tol={tol!r})", partial(collapse, family, tol), "collapse", "`tol`", "expected")
     for half in (torch.float16, torch.bfloat16):
         yield bad(f"collapse in {half}", partial(collapse, family.to(half)), "collapse", "`generators`", "pass `tol`")
-    reduction = collapse(family)
-    ones = torch.ones(1, 3, 1, 3)
-    record = (ones, ones, ones, ones[..., 0], torch.zeros(1, 3), torch.rand(1, 3, 1, 3, 3))
-    yield bad("bank without a right action", lambda: bank((*record[:5], None), reduction), "bank", "`right` is None")
-    yield bad("bank of another width", lambda: bank((ones[..., :2], *record[1:]), reduction), "bank", "`value`")
-    yield bad("bank of another action", lambda: bank((*record[:5], torch.rand(1, 3, 1, 2, 2)), reduction), "bank", "`right`")
-    halves = collapse(torch.diag_embed(torch.rand(2, 3)))
-    yield bad("bank that does not collapse", lambda: bank(record, halves), "bank", "does not collapse")
-    yield bad("bank of generators of another width", lambda: bank(actions.Lie(torch.rand(2, 2, 2)), reduction), "bank")
-    yield bad("join of other parts", lambda: bank(record, reduction).join([ones[..., :1]]), "Banks", "`parts`")
     yield bad("audit of a model without layers", lambda: collapse_of_model(torch.nn.Linear(3, 3), torch.rand(2, 3)), "`model`")
 
 
@@ -562,14 +552,9 @@ def entry_projection() -> Iterator[Bad]:
     for times in ([0.0], [0.0, 0.0], [1.0, 0.0], [-1.0, 1.0], [0.0, NAN], [[0.0, 1.0]], [0.0, 1.0, 2.0], ["a", "b"]):
         call = partial(projection.Transport, pieces, 2, times=times)
         yield bad(f"Transport(times={times})", call, "Transport", "`times`" if len(times) == 2 else "times", "expected")
-    for horizon in (0, -1.0, NAN, "long"):
-        call = partial(projection.Transport, turn, 2, horizon=horizon)
-        yield bad(f"Transport(horizon={horizon!r})", call, "Transport", "`horizon`", "expected")
     transport = projection.Transport(turn, 2)
     for t, tau in ((1.0, 2.0), (1.0, -0.5), (NAN, 0.0), (1.0, NAN), (float("inf"), 0.0), ("1", 0.0)):
         yield bad(f"P({t!r}, {tau!r})", partial(transport.P, t, tau), "Transport", "`t", "expected")
-    short = projection.Transport(lambda t: turn, 2, horizon=1.0)
-    yield bad("P beyond the horizon", partial(short.P, 2.0, 0.0), "Transport", "horizon")
     for measure in ("legs", None, 4):
         yield bad(f"ProjectionMemory({measure!r})", partial(projection.ProjectionMemory, measure), "`measure`", "LegS(32)")
     yield bad("a bare generator", lambda: projection.ProjectionMemory(projection.LegS(4), turn), "`transport`", "wrap")
