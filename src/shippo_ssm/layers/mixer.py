@@ -206,8 +206,8 @@ class Mixer(nn.Module, ABC, Generic[State]):
         """`run` with the state after every position, one position after another."""
         outputs, states = [], []
         for t, position in enumerate(u.split(1, dim=1)):
-            alone = WHOLE if segment.dt is None else Segment(dt=segment.dt[:, t : t + 1])
-            y, state = self.run(position, state, alone)
+            mask, dt = (None if told is None else told[:, t : t + 1] for told in (segment.mask, segment.dt))
+            y, state = self.run(position, state, Segment(mask, dt=dt))
             outputs.append(y)
             states.append(state)
         return torch.cat(outputs, dim=1), map_states(lambda *tensors: torch.stack(tensors), *states)
