@@ -19,7 +19,6 @@ from torch.distributed import ProcessGroup
 from torch.nn.utils.rnn import PackedSequence
 
 from shippo_ssm.dispatch import is_readable
-from shippo_ssm.layers.spec import UnknownOption
 from shippo_ssm.layers.states import map_states
 from shippo_ssm.scan.checks import FLOATS, asks_gradients, check_cu_seqlens, checksum, expect_placement
 from shippo_ssm.scan.distributed import SequenceShard, negotiate_shards
@@ -137,7 +136,6 @@ class Mixer(nn.Module, ABC, Generic[State]):
         dt: Tensor | None = None,
         group: ProcessGroup | None = None,
         output_state: bool = False,
-        **unknown: Any,
     ) -> Tensor | tuple[Tensor, State]:
         """Run the layer over a segment.
 
@@ -157,10 +155,6 @@ class Mixer(nn.Module, ABC, Generic[State]):
             y [B, T, d_model] (zeros at padding; [n, d_model] where `segment` asks n positions), or (y, state) with
             `output_state=True`.
         """
-        if unknown:
-            raise UnknownOption(
-                type(self).__name__, next(iter(unknown)), ("state", "output_state", *SegmentOptions.__annotations__)
-            )
         if segment is None:
             segment = check_segment(self, u, attention_mask, cu_seqlens, group, dt)
         if segment is not WHOLE:
@@ -235,36 +229,49 @@ def check_segment(
     cu_seqlens: Tensor | None = None,
     group: ProcessGroup | None = None,
     dt: Tensor | None = None,
+    *,
+    is_part: bool = False,
 ) -> Segment:
-    """Check `u` [B, T, ..] and what `module`, which will run, was told about its positions, on all ranks of `group` at once."""
-    op, problem = type(module).__name__, ""
+    """Check `u` [B, T, ..] and what `module`, which will run, was told about its positions, on all ranks of `group` at once.
+
+    With `is_part`, `u` is a rank's part of the row that `cu_seqlens` cuts.
+    """
+    if group is not None:
+        return _check_on_all_ranks(module, u, attention_mask, cu_seqlens, group, dt)
+    op = type(module).__name__
     if isinstance(module, Mixer):
-        width = module.d_model
         if isinstance(u, PackedSequence) or (isinstance(u, Tensor) and u.is_nested):
             kind = "PackedSequence" if isinstance(u, PackedSequence) else "nested tensor"
-            problem = f"`u` is a {kind}; expected [B, T, d_model]; pad it and pass `attention_mask`, or pass `cu_seqlens`"
-        elif not isinstance(u, Tensor) or u.ndim != 3 or u.shape[-1] != width:
-            problem = f"`u` is {_describe(u)}; expected [B, T, d_model] with d_model = {width}; reshape or project it first"
-        elif u.is_floating_point() == module.reads_tokens:
-            wanted = "integers" if module.reads_tokens else "a floating dtype; embed token ids first"
-            problem = f"`u` has dtype {u.dtype}; expected {wanted}"
+            remedy = "pad it and pass `attention_mask`, or pass `cu_seqlens`"
+            raise ValueError(f"{op}: `u` is a {kind}; expected [B, T, d_model]; {remedy}")
+        if not isinstance(u, Tensor) or u.ndim != 3 or u.shape[-1] != module.d_model:
+            expected = f"[B, T, d_model] with d_model = {module.d_model}; reshape or project it first"
+            raise ValueError(f"{op}: `u` is {_describe(u)}; expected {expected}")
+        if u.is_floating_point() == module.reads_tokens:
+            expected = "integers" if module.reads_tokens else "a floating dtype; embed token ids first"
+            raise ValueError(f"{op}: `u` has dtype {u.dtype}; expected {expected}")
+    if attention_mask is None and cu_seqlens is None and dt is None:
+        return WHOLE
+    if cu_seqlens is not None:
+        if attention_mask is not None:
+            raise ValueError(f"{op}: `attention_mask` came with `cu_seqlens`; expected one of them; pack without padding")
+        check_cu_seqlens(op, cu_seqlens, u.shape[0], None if is_part else u.shape[1], u.device)
+    mask = None if attention_mask is None else _check_mask(op, u, attention_mask)
+    return Segment(mask, cu_seqlens, dt=None if dt is None else _check_dt(op, u, dt, mask))
 
-    def make(cut: bool) -> Segment:
-        if problem:
-            raise ValueError(f"{op}: {problem}")
-        if cu_seqlens is not None:
-            if attention_mask is not None:
-                raise ValueError(f"{op}: `attention_mask` came with `cu_seqlens`; expected one of them; pack without padding")
-            check_cu_seqlens(op, cu_seqlens, u.shape[0], None if cut else u.shape[1], u.device)
-        mask = None if attention_mask is None else _check_mask(op, u, attention_mask)
-        return Segment(mask, cu_seqlens, dt=None if dt is None else _check_dt(op, u, dt, mask))
 
-    if group is None:
-        return WHOLE if not problem and attention_mask is None and cu_seqlens is None and dt is None else make(cut=False)
+def _check_on_all_ranks(
+    module: nn.Module,
+    u: Tensor,
+    attention_mask: Tensor | None,
+    cu_seqlens: Tensor | None,
+    group: ProcessGroup,
+    dt: Tensor | None,
+) -> Segment:
     found: list[Segment] = []
 
     def facts() -> dict[str, Any]:
-        found.append(make(cut=True))
+        found.append(check_segment(module, u, attention_mask, cu_seqlens, None, dt, is_part=True))
         shapes = [(name, tuple(parameter.shape)) for name, parameter in module.named_parameters()]
         return {
             "T": u.shape[1],
@@ -277,6 +284,7 @@ def check_segment(
             "a gradient of `dt` is asked for": dt is not None and asks_gradients(dt),
         }
 
+    op = type(module).__name__
     part = negotiate_shards(op, group, facts)
     return found[0]._replace(cu_seqlens=None if cu_seqlens is None else part.bounds(op, cu_seqlens), part=part)
 
