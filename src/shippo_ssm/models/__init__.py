@@ -13,7 +13,7 @@ from shippo_ssm.integrations.mamba_ssm import MambaShippo
 from shippo_ssm.layers.attention import AttentionCache, CausalAttention
 from shippo_ssm.models.baselines import FreeMixer, GRUMixer, LSTMMixer, transformer_block
 from shippo_ssm.models.checkpoint import load_checkpoint, read_checkpoint, save_checkpoint
-from shippo_ssm.models.decoding import PrefixCache, Verdict, speculate, verify
+from shippo_ssm.models.decoding import PrefixCache
 from shippo_ssm.models.sequence import MIXERS, Heads, SequenceConfig, SequenceModel, count_parameters
 
 if TYPE_CHECKING:
@@ -23,8 +23,8 @@ if TYPE_CHECKING:
 
 __all__ = [
     "MIXERS", "AttentionCache", "CausalAttention", "FlaShippo", "FreeMixer", "GRUMixer", "Heads", "LSTMMixer",
-    "MambaShippo", "PrefixCache", "SequenceConfig", "SequenceModel", "Verdict", "count_parameters", "load_checkpoint",
-    "read_checkpoint", "save_checkpoint", "speculate", "transformer_block", "verify",
+    "MambaShippo", "PrefixCache", "SequenceConfig", "SequenceModel", "count_parameters", "load_checkpoint",
+    "read_checkpoint", "save_checkpoint", "transformer_block",
 ]  # fmt: skip
 
 

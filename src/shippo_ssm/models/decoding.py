@@ -1,19 +1,18 @@
-"""Decoding with states: continue from the longest known prefix, and check several proposed tokens in one call.
+"""A cache of prefixes: continue from the state after the longest prefix that was read before.
 
-Both work with any model that has the calls of `SequenceModel`. The Hugging Face model uses `generate` and its cache instead.
+The Hugging Face model decodes by `generate` and its cache instead, which also check the tokens that an assistant proposes.
 """
 
 from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from shippo_ssm.layers import states as values
-from shippo_ssm.layers.mixer import ALL_STATES
 
 
 class PrefixCache:
@@ -76,62 +75,3 @@ class PrefixCache:
         self.num_bytes += size
         while self.num_bytes > self.max_bytes:
             self.num_bytes -= values.num_bytes(self._kept.popitem(last=False)[1])
-
-
-class Verdict(NamedTuple):
-    """The result of `verify`."""
-
-    accepted: int
-    """How many of the proposed tokens, from the first on, are the model's greedy choices."""
-    following: Tensor
-    """[1], its choice after those."""
-    states: list[Any]
-    """The states after the last accepted token."""
-
-
-@torch.no_grad()
-def verify(model: Any, last: Tensor, proposed: Tensor, states: Sequence[Any]) -> Verdict:
-    """Compare `proposed` tokens with the model's greedy choices, in one call.
-
-    Args:
-        model: a `SequenceModel` (or one with its calls) that reads token ids.
-        last: [1], the last accepted token, not yet in `states`.
-        proposed: [K], the proposed continuation.
-        states: the states before `last`, of one sequence.
-    """
-    ids = torch.cat([last, proposed.to(last)]).unsqueeze(0)
-    logits, every = model(ids, states, segment=ALL_STATES, output_state=True)
-    choices = logits[0].argmax(-1)
-    accepted = int((choices[:-1] == ids[0, 1:]).int().cumprod(0).sum())
-    return Verdict(accepted, choices[accepted : accepted + 1], values.at(every, accepted))
-
-
-@torch.no_grad()
-def speculate(model: Any, assistant: Any, prompt: Tensor, num_tokens: int, num_proposed: int = 4) -> Tensor:
-    """Greedy decoding with an assistant: the same tokens [num_tokens] as without it, in fewer calls of `model`.
-
-    Args:
-        model: a `SequenceModel` over token ids.
-        assistant: a cheaper one over the same ids, which proposes.
-        prompt: [T], T >= 1.
-        num_tokens: number of tokens to generate.
-        num_proposed: K, tokens proposed at a time.
-    """
-    head, last = prompt[:-1].unsqueeze(0), prompt[-1:]
-    ours, theirs = (m(head, output_state=True)[1] if head.shape[1] else m.init_state(1) for m in (model, assistant))
-    added: list[Tensor] = []
-    while sum(map(len, added)) < num_tokens:
-        token, proposed, visited = last, [], []
-        for _ in range(num_proposed):
-            logits, theirs = assistant.step(token, theirs)
-            token = logits.argmax(-1)
-            proposed.append(token)
-            visited.append(theirs)
-        verdict = verify(model, last, torch.cat(proposed), ours)
-        added += [*proposed[: verdict.accepted], verdict.following]
-        ours, last = verdict.states, verdict.following
-        if verdict.accepted < num_proposed:
-            theirs = visited[verdict.accepted]
-        else:
-            _, theirs = assistant.step(proposed[-1], theirs)
-    return torch.cat(added)[:num_tokens]

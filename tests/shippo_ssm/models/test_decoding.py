@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from shippo_ssm.layers import states
-from shippo_ssm.models import PrefixCache, SequenceConfig, SequenceModel, speculate, verify
+from shippo_ssm.models import PrefixCache, SequenceConfig, SequenceModel
 
 SIZES: dict[str, Any] = {"d_model": 10, "d_state": 6, "vocab_size": 13, "expand": 2}
 
@@ -50,43 +50,6 @@ def test_kept_prefixes_are_bounded_and_the_least_used_goes():
     assert cache.num_known == before
     with pytest.raises(ValueError, match="`prompt` is empty"):
         cache.read([])
-
-
-@torch.no_grad()
-def test_proposed_tokens_are_verified_in_one_call():
-    model = make()
-    _, before = model(torch.randint(0, 13, (1, 5)), output_state=True)
-    greedy, token, after = [], torch.tensor([3]), before
-    for _ in range(5):
-        logits, after = model.step(token, after)
-        token = logits.argmax(-1)
-        greedy.append(token)
-    proposed = torch.cat(greedy[:4])
-    for wrong in range(5):
-        guess = proposed.clone()
-        if wrong < 4:
-            guess[wrong] = (guess[wrong] + 1) % 13
-        verdict = verify(model, torch.tensor([3]), guess, before)
-        assert verdict.accepted == wrong
-        assert torch.equal(verdict.following, greedy[wrong])
-        if wrong < 4:
-            assert torch.equal(model.step(verdict.following, verdict.states)[0].argmax(-1), greedy[wrong + 1])
-
-
-@torch.no_grad()
-def test_speculation_gives_greedy_tokens():
-    model, assistant = make(), make(n_layers=1)
-    for length in (1, 6):
-        prompt = torch.randint(0, 13, (length,))
-        plain, token = [], prompt
-        logits, after = model(prompt[None], output_state=True)
-        token = logits[:, -1].argmax(-1)
-        for _ in range(20):
-            plain.append(token)
-            logits, after = model.step(token, after)
-            token = logits.argmax(-1)
-        assert torch.equal(speculate(model, assistant, prompt, 20), torch.cat(plain))
-        assert torch.equal(speculate(model, model, prompt, 20, num_proposed=3), torch.cat(plain))
 
 
 @pytest.fixture(scope="module")
