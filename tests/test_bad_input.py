@@ -30,7 +30,6 @@ from shippo_ssm.collapse import collapse, collapse_of_model
 from shippo_ssm.layers import Shippo, ShippoBackbone, lift, shippo_cell
 from shippo_ssm.models import (
     CausalAttention,
-    PrefixCache,
     SequenceConfig,
     SequenceModel,
     load_checkpoint,
@@ -347,9 +346,6 @@ def entry_models() -> Iterator[Bad]:
     yield bad("SequenceModel from two states", partial(model, ids, [None, None]), "`states` has 2", "expected 1")
     gru = make(mixer="gru")
     yield bad("a GRU over padding", partial(gru, ids, attention_mask=mask), "GRUMixer", "expected `None`")
-    prefixes = PrefixCache(model)
-    for prompt in ([], torch.zeros(0, dtype=torch.int64)):
-        yield bad(f"PrefixCache.read({prompt!r})", partial(prefixes.read, prompt), "`prompt` is empty", "expected")
     hf = pytest.importorskip("shippo_ssm.models.hf")
     sizes: dict[str, Any] = {"vocab_size": 5, "hidden_size": 8, "num_hidden_layers": 1, "state_size": 4}
     wrong: dict[str, list[Any]] = {

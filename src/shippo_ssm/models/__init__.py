@@ -1,4 +1,4 @@
-"""Sequence models and their baselines, decoding and checkpoints.
+"""Sequence models, their baselines and checkpoints.
 
 `ShippoConfig`, `ShippoModel` and `ShippoForCausalLM` come from `shippo_ssm.integrations.huggingface`, on first use.
 """
@@ -13,7 +13,6 @@ from shippo_ssm.integrations.mamba_ssm import MambaShippo
 from shippo_ssm.layers.attention import AttentionCache, CausalAttention
 from shippo_ssm.models.baselines import FreeMixer, GRUMixer, LSTMMixer, transformer_block
 from shippo_ssm.models.checkpoint import load_checkpoint, read_checkpoint, save_checkpoint
-from shippo_ssm.models.decoding import PrefixCache
 from shippo_ssm.models.sequence import MIXERS, Heads, SequenceConfig, SequenceModel, count_parameters
 
 if TYPE_CHECKING:
@@ -23,7 +22,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "MIXERS", "AttentionCache", "CausalAttention", "FlaShippo", "FreeMixer", "GRUMixer", "Heads", "LSTMMixer",
-    "MambaShippo", "PrefixCache", "SequenceConfig", "SequenceModel", "count_parameters", "load_checkpoint",
+    "MambaShippo", "SequenceConfig", "SequenceModel", "count_parameters", "load_checkpoint",
     "read_checkpoint", "save_checkpoint", "transformer_block",
 ]  # fmt: skip
 
