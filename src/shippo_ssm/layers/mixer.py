@@ -126,37 +126,29 @@ class Mixer(nn.Module, ABC, Generic[State]):
         **options: Unpack[SegmentOptions],
     ) -> tuple[Tensor, State]: ...  # fmt: skip
     def forward(
-        self,
-        u: Tensor,
-        state: State | None = None,
-        segment: Segment | None = None,
-        *,
-        attention_mask: Tensor | None = None,
-        cu_seqlens: Tensor | None = None,
-        dt: Tensor | None = None,
-        group: ProcessGroup | None = None,
-        output_state: bool = False,
-    ) -> Tensor | tuple[Tensor, State]:
+        self, u: Tensor, state: State | None = None, segment: Segment | None = None, *, output_state: bool = False,
+        **options: Unpack[SegmentOptions],
+    ) -> Tensor | tuple[Tensor, State]:  # fmt: skip
         """Run the layer over a segment.
 
         Args:
             u: [B, T, d_model].
             state: the state of an earlier segment; a fresh start by default.
-            segment: what the next four say as a checked record, in their place: what a stack hands to its layers.
-            attention_mask: [B, T], bool or 0/1 integers; padding may stand left, right or between, and leaves the state alone.
-            cu_seqlens: [num_sequences + 1] boundaries of sequences packed along T, with B = 1; one state per sequence.
-            dt: [B, T] times since the previous sample, 0 or more, a factor of every step; one by default. A position with a
-                time of zero leaves the memory as it is; padding has no time.
-            group: a process group whose ranks hold contiguous parts of T, in their order; `u`, `attention_mask` and `dt` are
-                this rank's, the state and `cu_seqlens` those of the whole sequence. Gradients of parameters add up over ranks.
+            segment: what `options` say as a checked record, in their place: what a stack hands to its layers.
             output_state: whether to return the state after the segment.
+            options: `attention_mask` [B, T], bool or 0/1 integers; padding may stand left, right or between, and leaves the
+                state alone. `cu_seqlens` [num_sequences + 1], boundaries of sequences packed along T, with B = 1; one state per
+                sequence. `dt` [B, T], times since the previous sample, 0 or more, a factor of every step; one by default. A
+                position with a time of zero leaves the memory as it is; padding has no time. `group`, a process group whose
+                ranks hold contiguous parts of T, in their order; `u`, `attention_mask` and `dt` are this rank's, the state and
+                `cu_seqlens` those of the whole sequence. Gradients of parameters add up over ranks.
 
         Returns:
             y [B, T, d_model] (zeros at padding; [n, d_model] where `segment` asks n positions), or (y, state) with
             `output_state=True`.
         """
         if segment is None:
-            segment = check_segment(self, u, attention_mask, cu_seqlens, group, dt)
+            segment = check_segment(self, u, **options)
         if segment is not WHOLE:
             self._refuse(segment)
         if segment.mask is not None:
@@ -192,7 +184,7 @@ class Mixer(nn.Module, ABC, Generic[State]):
         u = u.unsqueeze(1)
         segment = check_segment(self, u, dt=dt.unsqueeze(-1) if isinstance(dt, Tensor) else dt)
         if in_place:
-            segment = IN_PLACE if segment is WHOLE else segment._replace(in_place=True)
+            segment = segment._replace(in_place=True)
         y, after = self(u, state, segment, output_state=True)
         return y.squeeze(1), after
 
@@ -223,21 +215,15 @@ class Mixer(nn.Module, ABC, Generic[State]):
 
 
 def check_segment(
-    module: nn.Module,
-    u: Tensor,
-    attention_mask: Tensor | None = None,
-    cu_seqlens: Tensor | None = None,
-    group: ProcessGroup | None = None,
-    dt: Tensor | None = None,
-    *,
-    is_part: bool = False,
-) -> Segment:
+    module: nn.Module, u: Tensor, attention_mask: Tensor | None = None, cu_seqlens: Tensor | None = None,
+    group: ProcessGroup | None = None, dt: Tensor | None = None, is_part: bool = False,
+) -> Segment:  # fmt: skip
     """Check `u` [B, T, ..] and what `module`, which will run, was told about its positions, on all ranks of `group` at once.
 
     With `is_part`, `u` is a rank's part of the row that `cu_seqlens` cuts.
     """
     if group is not None:
-        return _check_on_all_ranks(module, u, attention_mask, cu_seqlens, group, dt)
+        return _check_on_all_ranks(module, u, group, attention_mask=attention_mask, cu_seqlens=cu_seqlens, dt=dt)
     op = type(module).__name__
     if isinstance(module, Mixer):
         if isinstance(u, PackedSequence) or (isinstance(u, Tensor) and u.is_nested):
@@ -260,18 +246,12 @@ def check_segment(
     return Segment(mask, cu_seqlens, dt=None if dt is None else _check_dt(op, u, dt, mask))
 
 
-def _check_on_all_ranks(
-    module: nn.Module,
-    u: Tensor,
-    attention_mask: Tensor | None,
-    cu_seqlens: Tensor | None,
-    group: ProcessGroup,
-    dt: Tensor | None,
-) -> Segment:
+def _check_on_all_ranks(module: nn.Module, u: Tensor, group: ProcessGroup, **told: Any) -> Segment:
+    op, cu_seqlens, dt = type(module).__name__, told["cu_seqlens"], told["dt"]
     found: list[Segment] = []
 
     def facts() -> dict[str, Any]:
-        found.append(check_segment(module, u, attention_mask, cu_seqlens, None, dt, is_part=True))
+        found.append(check_segment(module, u, **told, is_part=True))
         shapes = [(name, tuple(parameter.shape)) for name, parameter in module.named_parameters()]
         return {
             "T": u.shape[1],
@@ -284,7 +264,6 @@ def _check_on_all_ranks(
             "a gradient of `dt` is asked for": dt is not None and asks_gradients(dt),
         }
 
-    op = type(module).__name__
     part = negotiate_shards(op, group, facts)
     return found[0]._replace(cu_seqlens=None if cu_seqlens is None else part.bounds(op, cu_seqlens), part=part)
 
