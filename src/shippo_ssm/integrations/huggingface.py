@@ -124,9 +124,7 @@ class ShippoStaticCacheLayer(ShippoCacheLayer, StaticLayer):
 
     def store(self, state: ShippoState, num_new: int) -> None:
         if state.cell.memory.requires_grad:
-            raise ValueError(
-                "ShippoStaticCacheLayer: `state` requires grad; expected none, a static cache is overwritten; use no_grad()"
-            )
+            raise ValueError("ShippoStaticCacheLayer: `state` requires grad; a static cache is overwritten; use no_grad()")
         if self.state is None or self.is_croppable:
             state = state.clone()
         else:
@@ -431,10 +429,7 @@ class ShippoModel(ShippoPreTrainedModel):
         first = max(0, length - NUM_RECORDED) if recording and bounds is None else length
         parts = [(start, stop) for start, stop in ((0, first), (first, length)) if start != stop] or [(0, length)]
         if len(parts) > 1 and kwargs.get("output_hidden_states", self.config.output_hidden_states):
-            raise ValueError(
-                f"ShippoModel: `output_hidden_states` is set for {length} positions while the cache records the past; expected "
-                f"at most {NUM_RECORDED}"
-            )
+            raise ValueError(f"ShippoModel: `output_hidden_states` takes {NUM_RECORDED} positions while a cache records")
         # Nobody else holds the states in a cache: without gradients they are updated in place.
         in_place = bool(recurrent) and not recording and not torch.is_grad_enabled()
         outputs = []

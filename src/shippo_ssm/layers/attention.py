@@ -30,10 +30,8 @@ def check_layer_types(op: str, num_layers: int, layer_types: Sequence[str] | Non
     if layer_types is None:
         return
     if len(layer_types) != num_layers or set(layer_types) - set(LAYER_TYPES) or "shippo" not in layer_types:
-        raise ValueError(
-            f"{op}: `layer_types` is {list(layer_types)}; expected {num_layers} of {', '.join(map(repr, LAYER_TYPES))}, at "
-            "least one of them 'shippo'"
-        )
+        expected = f"{num_layers} of {', '.join(map(repr, LAYER_TYPES))}, at least one of them 'shippo'"
+        raise ValueError(f"{op}: `layer_types` is {list(layer_types)}; expected {expected}")
     if attention_every is not None and list(layer_types) != resolve_layer_types(num_layers, None, attention_every):
         raise ValueError(f"{op}: `layer_types` and `attention_every` differ; expected one of them; leave the other out")
 
@@ -100,9 +98,7 @@ class CausalAttention(Mixer[AttentionCache]):
         if window is not None:
             expect_size("CausalAttention", "window", window, "at least 2 tokens, or None", 2)
         if d_model % (2 * n_heads):
-            raise ValueError(
-                f"CausalAttention: `d_model` is {d_model}; expected a multiple of {2 * n_heads} for {n_heads} heads"
-            )
+            raise ValueError(f"CausalAttention: `d_model` is {d_model}; expected a multiple of 2 n_heads = {2 * n_heads}")
         self.n_heads, self.d_head, self.window = n_heads, d_model // n_heads, window
         self.qkv_proj = nn.Linear(d_model, 3 * d_model, bias=bias)
         self.out_proj = nn.Linear(d_model, d_model, bias=bias)

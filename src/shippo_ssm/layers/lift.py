@@ -180,10 +180,7 @@ class LiftedMemory(Mixer[LiftState]):
         if state is None:
             state = fresh
         elif not isinstance(state, LiftState) or state.memory.shape != fresh.memory.shape:
-            raise ValueError(
-                f"LiftedMemory: `state` does not fit; expected a LiftState with memory {tuple(fresh.memory.shape)}; the state "
-                "belongs to another model or batch"
-            )
+            raise ValueError(f"LiftedMemory: `state` is of another model or batch; expected memory {tuple(fresh.memory.shape)}")
         y, state = self._move(u, state, dt)
         return (y if mask is None else y * mask.unsqueeze(-1)) if packing is None else packing.unpad(y), state
 

@@ -271,14 +271,10 @@ def _check_on_all_ranks(module: nn.Module, u: Tensor, group: ProcessGroup, **tol
 def last_positions(u: Tensor, segment: Segment) -> Tensor:
     """[num_sequences] indices into the flattened [B T] of the last real position of every sequence of `u` [B, T, ..]."""
     if segment.part is not None or not u.shape[1]:
-        raise ValueError(
-            "SequenceModel: `pool` is 'last' with `group` or without positions; expected whole, nonempty sequences"
-        )
+        raise ValueError("SequenceModel: `pool` is 'last' without positions or with `group`; expected nonempty sequences")
     if segment.cu_seqlens is not None:
         if is_readable(segment.cu_seqlens) and not bool(segment.cu_seqlens.diff().all()):
-            raise ValueError(
-                "SequenceModel: `cu_seqlens` has an empty sequence; expected a last position for `pool`; leave it out"
-            )
+            raise ValueError("SequenceModel: `cu_seqlens` has an empty sequence; expected a last position for `pool`")
         return segment.cu_seqlens[1:].long() - 1
     columns = torch.arange(u.shape[1], device=u.device).expand(u.shape[:2])
     last = (columns if segment.mask is None else columns * segment.mask).amax(1)
@@ -289,14 +285,9 @@ def _check_mask(op: str, u: Tensor, attention_mask: Tensor) -> Tensor:
     """The mask of `u` [B, T, ..] as bool; an integer mask must be of 0 and 1."""
     shape = tuple(u.shape[:2])
     if not isinstance(attention_mask, Tensor) or tuple(attention_mask.shape) != shape:
-        raise ValueError(
-            f"{op}: `attention_mask` is {_describe(attention_mask)}; expected [B, T] = {shape}, one entry per position of `u`"
-        )
+        raise ValueError(f"{op}: `attention_mask` is {_describe(attention_mask)}; expected [B, T] = {shape}, as `u` has")
     if attention_mask.is_floating_point() or attention_mask.is_complex():
-        raise ValueError(
-            f"{op}: `attention_mask` has dtype {attention_mask.dtype}; expected bool or integers 0 and 1; pass the padding "
-            "mask, not an additive one"
-        )
+        raise ValueError(f"{op}: `attention_mask` has dtype {attention_mask.dtype}; expected bool or integers 0 and 1")
     # The values of an integer mask are looked at where that costs nothing: not on a GPU, not while tracing.
     looked_at = attention_mask.dtype != torch.bool and is_readable(attention_mask)
     if looked_at and not bool(((attention_mask == 0) | (attention_mask == 1)).all()):
@@ -309,17 +300,12 @@ def _check_dt(op: str, u: Tensor, dt: Tensor, mask: Tensor | None) -> Tensor:
     shape = tuple(u.shape[:2])
     if not isinstance(dt, Tensor) or tuple(dt.shape) != shape or not dt.is_floating_point():
         came = f"{_describe(dt)} and dtype {dt.dtype}" if isinstance(dt, Tensor) else _describe(dt)
-        raise ValueError(
-            f"{op}: `dt` is {came}; expected floating [B, T] = {shape}, the time since the previous sample at every position "
-            "([B] in `step`)"
-        )
+        raise ValueError(f"{op}: `dt` is {came}; expected floating [B, T] = {shape}, times since the sample before")
     expect_placement(op, "dt", dt, u.device, FLOATS)
     dt = dt if mask is None else torch.where(mask, dt, 0)
     # Steps are float32 at least.
     if is_readable(dt) and not bool(((dt >= 0) & (dt <= MAX_DT)).all()):
-        raise ValueError(
-            f"{op}: `dt` has negative, infinite or NaN entries; expected finite times of 0 or more; sort the samples by time"
-        )
+        raise ValueError(f"{op}: `dt` has negative, infinite or NaN entries; expected finite times >= 0; sort the samples")
     return dt
 
 

@@ -110,9 +110,8 @@ class Shippo(Mixer[ShippoState], NoWeightDecay):
             self.state_shapes["controller"] = (spec.controller_conv - 1, d_inner)
         self.reset_parameters()
         # A layer built in half precision keeps these parameters in float32 as well.
-        if compute_dtype(self.drift_log.dtype) != self.drift_log.dtype:
-            for parameter in self.no_weight_decay_parameters():
-                parameter.data = parameter.data.float()
+        for parameter in self.no_weight_decay_parameters():
+            parameter.data = parameter.data.to(compute_dtype(parameter.dtype))
 
     def reset_parameters(self) -> None:
         """Start anew, as the spec says; what it does not speak of starts as linear layers and convolutions do."""
@@ -122,13 +121,9 @@ class Shippo(Mixer[ShippoState], NoWeightDecay):
         self.out_proj.reset_parameters()
         spec, into = self.spec, self.in_proj.weight
         with torch.no_grad():
-            # Every group starts from the same N rates; the eigenvalues of "legs" turn, so that of them the real part counts.
-            rates = {
-                "geometric": np.geomspace(1 / spec.memory_length, 1.0, spec.d_state),
-                "s4d-real": np.arange(1.0, spec.d_state + 1),
-                "legs": np.full(spec.d_state, 0.5),
-            }[spec.drift_init]
-            for index, rate in enumerate(rates.tolist()):
+            # Every group starts from the same N rates.
+            geometric, real = np.geomspace(1 / spec.memory_length, 1.0, spec.d_state), np.arange(1.0, spec.d_state + 1)
+            for index, rate in enumerate((geometric if spec.drift_init == "geometric" else real).tolist()):
                 self.drift_log[:, index] = rate
             self.drift_log.log_()
             self.skip.fill_(1.0)
