@@ -29,7 +29,7 @@ from transformers.utils.output_capturing import capture_outputs
 
 from shippo_ssm._expect import expect_real, expect_size
 from shippo_ssm.layers import PRESETS, Block, CausalAttention, Controller, Shippo, ShippoSpec, ShippoState, ShortConv, Stack
-from shippo_ssm.layers.attention import check_layer_types, resolve_layer_types
+from shippo_ssm.layers.attention import resolve_layer_types
 from shippo_ssm.layers.linear import Linear
 from shippo_ssm.layers.mixer import Segment, check_segment
 from shippo_ssm.layers.rows import RMSNorm
@@ -183,8 +183,8 @@ class ShippoConfig(PreTrainedConfig):
 
     def __post_init__(self, **kwargs: Any) -> None:
         expect_size("ShippoConfig", "num_hidden_layers", self.num_hidden_layers)
-        check_layer_types("ShippoConfig", self.num_hidden_layers, self.layer_types, self.attention_every)
-        self.layer_types = self.kinds
+        types, every = self.layer_types, self.attention_every
+        self.layer_types = resolve_layer_types("ShippoConfig", self.num_hidden_layers, types, every)
         if self.num_attention_heads is None:
             self.num_attention_heads = max(1, self.hidden_size // 64)
         super().__post_init__(**kwargs)
@@ -207,8 +207,8 @@ class ShippoConfig(PreTrainedConfig):
 
     @property
     def kinds(self) -> list[str]:
-        """The kind of every layer: `layer_types`."""
-        return resolve_layer_types(self.num_hidden_layers, self.layer_types, self.attention_every)
+        """The kind of every layer: `layer_types`, which is given or made."""
+        return self.layer_types or []
 
     @property
     def spec(self) -> ShippoSpec:

@@ -23,23 +23,20 @@ from shippo_ssm.scan.packing import packing_of
 LAYER_TYPES = ("shippo", "full_attention", "sliding_attention")
 
 
-def check_layer_types(op: str, num_layers: int, layer_types: Sequence[str] | None, attention_every: int | None) -> None:
-    """Check the kinds of the layers of a hybrid, which one of the last two arguments may give."""
+def resolve_layer_types(op: str, num_layers: int, layer_types: Sequence[str] | None, attention_every: int | None) -> list[str]:
+    """The kind of every layer, checked: as given, or "full_attention" for each `attention_every`-th one, else "shippo"."""
     if attention_every is not None:
         expect_size(op, "attention_every", attention_every, "at least 2, or None", 2)
+    every = attention_every or num_layers + 1
+    regular = ["shippo" if (index + 1) % every else "full_attention" for index in range(num_layers)]
     if layer_types is None:
-        return
+        return regular
     if len(layer_types) != num_layers or set(layer_types) - set(LAYER_TYPES) or "shippo" not in layer_types:
         expected = f"{num_layers} of {', '.join(map(repr, LAYER_TYPES))}, at least one of them 'shippo'"
         raise ValueError(f"{op}: `layer_types` is {list(layer_types)}; expected {expected}")
-    if attention_every is not None and list(layer_types) != resolve_layer_types(num_layers, None, attention_every):
+    if attention_every is not None and list(layer_types) != regular:
         raise ValueError(f"{op}: `layer_types` and `attention_every` differ; expected one of them; leave the other out")
-
-
-def resolve_layer_types(num_layers: int, layer_types: Sequence[str] | None, attention_every: int | None) -> list[str]:
-    """The kind of every layer: as given, or "full_attention" for each `attention_every`-th layer and "shippo" for the rest."""
-    every = attention_every or num_layers + 1
-    return list(layer_types or ("shippo" if (index + 1) % every else "full_attention" for index in range(num_layers)))
+    return list(layer_types)
 
 
 class AttentionCache(NamedTuple):

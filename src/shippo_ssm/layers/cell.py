@@ -120,7 +120,7 @@ def run_cell(
 ) -> tuple[Tensor, CellState]:
     """`shippo_cell` of a normalised record, from the state `before`; its write and value may lack the axis of rank one, and
     are zero where it is `fresh`."""
-    last_source = None
+    last_source = bounds = None
     if segment.part is not None:
         # What goes to other ranks has one dtype, and a source may come from there.
         recurrence, fresh = recurrence.normalised(), False
@@ -151,7 +151,16 @@ def run_cell(
     )
     assert memory is not None
     if last_source is None:
-        last_source = (_last(*pair, segment.cu_seqlens) for pair in zip((write, value), before[1:]))
+        last_source = before[1:]
+        if bounds is not None and value.shape[1]:
+            # An empty sequence keeps what stood before it.
+            ends, filled = (bounds[1:] - 1).clamp_min(0), bounds.diff() > 0
+            last_source = [
+                torch.where(filled.view(-1, *[1] * (kept.ndim - 1)), tensor[0, ends].view_as(kept), kept)
+                for tensor, kept in zip((write, value), before[1:])
+            ]
+        elif value.shape[1]:
+            last_source = [tensor[:, -1].view_as(kept) for tensor, kept in zip((write, value), before[1:])]
     return y, CellState(memory, *(tensor.to(memory.dtype) for tensor in last_source))
 
 
@@ -260,17 +269,6 @@ def _check_cell_state(op: str, state: CellState, like: CellState) -> None:
 
 def _came(thing: Any) -> str:
     return f"has dtype {thing.dtype}" if type(thing) is Tensor else f"is a {type(thing).__name__}"
-
-
-def _last(tensor: Tensor, before: Tensor, cu_seqlens: Tensor | None) -> Tensor:
-    """`tensor` [B, T, ...] at the last position of each sequence, or what stood `before` an empty one, in its shape."""
-    if not tensor.shape[1]:
-        return before
-    if cu_seqlens is None:
-        return tensor[:, -1].view_as(before)
-    last = tensor[0, (cu_seqlens[1:] - 1).clamp_min(0).to(torch.int64)].view_as(before)
-    filled = (cu_seqlens.diff() > 0).view(-1, *[1] * (last.ndim - 1))
-    return torch.where(filled, last, before)
 
 
 def _hold(recurrence: Recurrence, before: CellState, mask: Tensor) -> Recurrence:

@@ -219,15 +219,9 @@ class LiftedMemory(Mixer[LiftState]):
 
 
 def lift(
-    measure: Any,
-    right: str | RightAction = "split",
-    *,
-    d_model: int,
-    d_state: int = 32,
-    group_width: int = 4,
-    step: float | None = None,
-    theta: float = 64.0,
-) -> LiftedMemory:
+    measure: Any, right: str | RightAction = "split", *, d_model: int, d_state: int = 32, group_width: int = 4,
+    step: float | None = None, theta: float = 64.0,
+) -> LiftedMemory:  # fmt: skip
     """Turn a fixed online memory into a transported layer: H_t = left_t H_{t-1} R_t + gain_t u_t^T.
 
     Args:

@@ -68,16 +68,9 @@ class Shippo(Mixer[ShippoState], NoWeightDecay):
     no_weight_decay = ("drift_log", "skip", "initial_memory")
 
     def __init__(
-        self,
-        d_model: int,
-        *args: Any,
-        preset: str | None = None,
-        spec: ShippoSpec | None = None,
-        layer_idx: int | None = None,
-        device: torch.device | str | None = None,
-        dtype: torch.dtype | None = None,
-        **options: Any,
-    ) -> None:
+        self, d_model: int, *args: Any, preset: str | None = None, spec: ShippoSpec | None = None, layer_idx: int | None = None,
+        device: torch.device | str | None = None, dtype: torch.dtype | None = None, **options: Any,
+    ) -> None:  # fmt: skip
         if spec is not None and (args or options or preset):
             extra = preset or args or ", ".join(options)
             raise ValueError(f"Shippo: `spec` came with {extra}; expected one of them; change the spec")
@@ -237,15 +230,9 @@ class Shippo(Mixer[ShippoState], NoWeightDecay):
 
 
 def warmup(
-    d_model: int = 128,
-    *,
-    batch_size: int = 2,
-    length: int = 64,
-    dtype: torch.dtype = torch.float32,
-    training: bool = True,
-    decoding: bool = True,
-    **options: Any,
-) -> float:
+    d_model: int = 128, *, batch_size: int = 2, length: int = 64, dtype: torch.dtype = torch.float32, training: bool = True,
+    decoding: bool = True, **options: Any,
+) -> float:  # fmt: skip
     """Compile the CPU kernels of `Shippo(d_model, **options)` and keep them on disk, so that no later process waits for them.
 
     Kernels belong to the sizes of a group (`d_state`, `group_width`), the right action, the dtype and the processor; few depend

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from shippo_ssm._expect import expect_fields, expect_real
 from shippo_ssm.actions.families import FAMILIES
 from shippo_ssm.layers import Block, CausalAttention, Shippo, ShippoSpec, Stack
-from shippo_ssm.layers.attention import check_layer_types, resolve_layer_types
+from shippo_ssm.layers.attention import resolve_layer_types
 from shippo_ssm.layers.linear import Linear
 from shippo_ssm.layers.mixer import WHOLE, Segment, SegmentOptions, check_segment, last_positions
 from shippo_ssm.layers.rows import RMSNorm
@@ -89,7 +89,7 @@ class SequenceConfig(ShippoSpec):
         expect_real("SequenceConfig", "norm_eps", self.norm_eps, "a small number, 0 or more", 0)
         if self.layer_types is not None:
             object.__setattr__(self, "layer_types", tuple(self.layer_types))
-        check_layer_types("SequenceConfig", self.n_layers, self.layer_types, self.attention_every)
+        resolve_layer_types("SequenceConfig", self.n_layers, self.layer_types, self.attention_every)
 
     @property
     def spec(self) -> ShippoSpec:
@@ -142,7 +142,7 @@ class SequenceModel(nn.Module):
             head = Heads(width, config.num_outputs, num_classes)
         self.embedding = nn.Identity() if embedding is None else embedding
         self.in_proj = Linear(width, width)
-        kinds = resolve_layer_types(config.n_layers, config.layer_types, config.attention_every)
+        kinds = resolve_layer_types("SequenceModel", config.n_layers, config.layer_types, config.attention_every)
         self.layers = Stack(self._block(index, kind) for index, kind in enumerate(kinds))
         if config.branch_init == "depth":
             self.layers.scale_branches()

@@ -58,9 +58,6 @@ class ProjectionMemory:
     def _signal(self, f: Any, times: Any = None) -> Signal:
         return as_signal(f, times, self._width)
 
-    def _carry(self, values: Array, tau: Array, t: Any) -> Array:
-        return values if self.transport is None else self.transport.carry(values, tau, t)
-
     def _breaks(self, signal: Signal) -> Array:
         return signal.breaks if self.transport is None else np.concatenate([signal.breaks, self.transport.breaks])
 
@@ -72,7 +69,8 @@ class ProjectionMemory:
         t, signal = as_time("t", t), self._signal(f, times)
 
         def integrand(tau: Array, w: Array) -> Array:
-            return self.measure._psi(t, tau).T @ (w[:, None] * self._carry(signal(tau), tau, t))
+            values = signal(tau) if self.transport is None else self.transport.carry(signal(tau), tau, t)
+            return self.measure._psi(t, tau).T @ (w[:, None] * values)
 
         return self.measure._integrate(integrand, t, breaks=self._breaks(signal), rtol=rtol)
 
