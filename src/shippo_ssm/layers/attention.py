@@ -84,7 +84,6 @@ class CausalAttention(Mixer[AttentionCache]):
         True
     """
 
-    supports_all_states = True
     supports_positions = True
     supports_dt = True
 
@@ -109,7 +108,7 @@ class CausalAttention(Mixer[AttentionCache]):
         if segment.cu_seqlens is not None:
             packing = packing_of(segment.cu_seqlens)
             mask = packing.pad(torch.ones_like(u[..., 0], dtype=torch.bool))
-            y, state = self.run(packing.pad(u), state, Segment(mask, return_all_states=segment.return_all_states))
+            y, state = self.run(packing.pad(u), state, Segment(mask))
             return segment.at_positions(packing.unpad(y)), state
         fresh = state is None
         if state is None:
@@ -136,11 +135,7 @@ class CausalAttention(Mixer[AttentionCache]):
         y = self.out_proj(segment.at_positions(y.transpose(1, 2).flatten(-2)))
         if segment.mask is not None:
             y = torch.where(segment.at_positions(segment.mask).unsqueeze(-1), y, 0)
-        if segment.return_all_states:
-            # After position t the later keys are padding.
-            keys, values = (part.expand(length, *part.shape) for part in (keys, values))
-            held = torch.where((places > places[past:, None]).unsqueeze(1), -1, held)
-        elif self.window is not None and past + length >= self.window:
+        if self.window is not None and past + length >= self.window:
             latest = held.topk(self.window - 1, dim=1).indices
             keys, values = (part.take_along_dim(latest[:, None, :, None], 2) for part in (keys, values))
             held = held.gather(1, latest)
@@ -155,10 +150,8 @@ class CausalAttention(Mixer[AttentionCache]):
         kinds = keys.is_floating_point() and values.is_floating_point() and positions.dtype == torch.int64
         if [tuple(part.shape) for part in state] != shapes or not kinds or {part.device for part in state} != {u.device}:
             came = ", ".join(f"{tuple(part.shape)} {part.dtype} on {part.device}" for part in state)
-            raise ValueError(
-                f"CausalAttention: `state` has {came}; expected floating keys and values and int64 positions of shapes "
-                f"{shapes} on {u.device}; make one with init_state(batch_size)"
-            )
+            expected = f"floating keys and values and int64 positions of shapes {shapes} on {u.device}"
+            raise ValueError(f"CausalAttention: `state` has {came}; expected {expected}; make one with init_state(batch_size)")
 
     def init_state(self, batch_size: int, like: Tensor | None = None) -> AttentionCache:
         like = self.qkv_proj.weight if like is None else like
