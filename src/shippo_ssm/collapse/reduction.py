@@ -75,12 +75,6 @@ class Reduction:
             return "cannot decide"
         return "irreducible" if self.irreducible else "reducible"
 
-    @property
-    def slices(self) -> tuple[slice, ...]:
-        """The columns of `basis` that belong to each block."""
-        ends = np.cumsum(self.blocks)
-        return tuple(slice(int(end) - size, int(end)) for size, end in zip(self.blocks, ends))
-
 
 class Commutant(NamedTuple):
     """Orthonormal basis [d, P, P] of the traceless commutant, and whether its dimension is certain."""
@@ -317,10 +311,8 @@ def collapse(generators: Tensor | Array, tol: float | None = None) -> Reduction:
     """
     family, default = as_family(generators)
     if tol is None and default is None:
-        raise ValueError(
-            "collapse: `generators` are in half precision, whose rounding hides blocks; expected float32 or float64; pass "
-            f"`tol` below {LARGEST_TOL} if they are that exact"
-        )
+        expected = f"float32 or float64; pass `tol` below {LARGEST_TOL} if they are that exact"
+        raise ValueError(f"collapse: `generators` are in half precision, whose rounding hides blocks; expected {expected}")
     tol = default if tol is None else tol
     if not isinstance(tol, int | float) or not 0.0 < tol < LARGEST_TOL:
         raise ValueError(f"collapse: `tol` is {tol!r}; expected a number between 0 and {LARGEST_TOL}, relative to the norm")

@@ -232,10 +232,7 @@ def padding_mask(u: Tensor, attention_mask: Tensor | None, num_seen: int, hybrid
     least = length + num_seen if hybrid else length
     if rows != batch or covered < least or (covered != length and not num_seen):
         expected = f"[B, T] = ({batch}, {least})" + f", or up to ({batch}, {num_seen + length}) with the cache" * bool(num_seen)
-        raise ValueError(
-            f"ShippoModel: `attention_mask` has shape ({rows}, {covered}); expected {expected}, one entry per position; "
-            "pass the mask that the tokenizer returned with these tokens"
-        )
+        raise ValueError(f"ShippoModel: `attention_mask` has shape ({rows}, {covered}); expected {expected}")
     return None if bool(((mask if alone else attention_mask) == 1).all()) else mask
 
 
@@ -260,10 +257,8 @@ def packed_bounds(u: Tensor, attention_mask: Tensor | None, kwargs: dict[str, An
         if not bool(starts.any()):
             continue
         if len(u) > 1 or attention_mask is not None:
-            raise ValueError(
-                f"ShippoModel: `{name}` starts a sequence inside a row, with padding or B = {len(u)}; expected B = 1 and no "
-                "padding; pack all sequences into one row, as DataCollatorWithFlattening does"
-            )
+            came = f"`{name}` starts a sequence inside a row, with padding or B = {len(u)}"
+            raise ValueError(f"ShippoModel: {came}; expected B = 1 and no padding; pack all sequences into one row")
         return nn.functional.pad(starts[0], (1, 1), value=True).nonzero().squeeze(1)
     return None
 

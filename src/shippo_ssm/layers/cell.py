@@ -92,8 +92,12 @@ def shippo_cell(
             expect_shape(op, "mask", mask, ("B", "T"), sizes)
             if mask.dtype != torch.bool:
                 raise ValueError(f"{op}: `mask` {_came(mask)}; expected torch.bool, True at real positions")
-        if initial_state is not None:
-            _check_cell_state(op, initial_state, zeros())
+        if initial_state is not None and not isinstance(initial_state, CellState):
+            raise ValueError(f"{op}: `initial_state` is a {type(initial_state).__name__}; expected a CellState")
+        for name, tensor, expected in zip(CellState._fields, initial_state or (), zeros()):
+            if not isinstance(tensor, Tensor) or tensor.shape != expected.shape:
+                came = f"has shape {tuple(tensor.shape)}" if isinstance(tensor, Tensor) else _came(tensor)
+                raise ValueError(f"{op}: `initial_state.{name}` {came}; expected {tuple(expected.shape)}, as the operands have")
         return describe_recurrence(given, cu_seqlens) | {
             "`initial_state` is there": initial_state is not None,
             "a gradient of `value` or another operand is asked for": asks_gradients(*given, mix, *(initial_state or ())),
@@ -256,15 +260,6 @@ def _enter_part(recurrence: Recurrence, before: CellState, segment: Segment) -> 
     )
     # A part without positions uses no source, and still answers for the one it received.
     return CellState(keep_in_graph(segment.part.first(before.memory), write, value), write, value), (last_write, last_value)
-
-
-def _check_cell_state(op: str, state: CellState, like: CellState) -> None:
-    if not isinstance(state, CellState):
-        raise ValueError(f"{op}: `initial_state` is a {type(state).__name__}; expected a CellState of an earlier call")
-    for name, tensor, expected in zip(CellState._fields, state, like):
-        if not isinstance(tensor, Tensor) or tensor.shape != expected.shape:
-            came = f"has shape {tuple(tensor.shape)}" if isinstance(tensor, Tensor) else _came(tensor)
-            raise ValueError(f"{op}: `initial_state.{name}` {came}; expected {tuple(expected.shape)}, that of these operands")
 
 
 def _came(thing: Any) -> str:

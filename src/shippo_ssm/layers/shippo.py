@@ -103,8 +103,9 @@ class Shippo(Mixer[ShippoState], NoWeightDecay):
             self.state_shapes["controller"] = (spec.controller_conv - 1, d_inner)
         self.reset_parameters()
         # A layer built in half precision keeps these parameters in float32 as well.
-        for parameter in self.no_weight_decay_parameters():
-            parameter.data = parameter.data.to(compute_dtype(parameter.dtype))
+        for parameter in self.parameters():
+            if getattr(parameter, "_no_weight_decay", False):
+                parameter.data = parameter.data.to(compute_dtype(parameter.dtype))
 
     def reset_parameters(self) -> None:
         """Start anew, as the spec says; what it does not speak of starts as linear layers and convolutions do."""
