@@ -7,12 +7,6 @@ from shippo_ssm.collapse.reduction import Reduction, collapse
 from shippo_ssm.collapse.rounding import Representation, exact_right, nearest_representation
 
 __all__ = [
-    "ActionRow",
-    "Reduction",
-    "Representation",
-    "collapse",
-    "collapse_of_model",
-    "exact_right",
-    "nearest_representation",
-    "realised_actions",
-]
+    "ActionRow", "Reduction", "Representation", "collapse", "collapse_of_model", "exact_right",
+    "nearest_representation", "realised_actions",
+]  # fmt: skip

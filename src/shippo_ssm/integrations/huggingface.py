@@ -78,10 +78,8 @@ class ShippoCacheLayer(CacheLayerMixin):
         """Remove the last -`tokens_to_remove` positions: return to a recorded state."""
         back = -tokens_to_remove
         if back < 0 or back >= max(1, len(self.past)):
-            raise ValueError(
-                f"ShippoCacheLayer: `tokens_to_remove` is {tokens_to_remove} with {len(self.past)} recorded states; expected "
-                f"{-max(0, len(self.past) - 1)} to 0; call activate_past_recording() first, and remove at most {NUM_RECORDED}"
-            )
+            came = f"`tokens_to_remove` is {tokens_to_remove} with {len(self.past)} recorded states"
+            raise ValueError(f"ShippoCacheLayer: {came}; expected at most {NUM_RECORDED} after activate_past_recording()")
         if self.past:
             self._replace(self.past[-1 - back])
             self.num_seen -= back

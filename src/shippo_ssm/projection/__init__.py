@@ -11,14 +11,6 @@ from shippo_ssm.projection.streaming import StreamingMemory
 from shippo_ssm.projection.transport import Transport
 
 __all__ = [
-    "ORDERS",
-    "Fourier",
-    "LagT",
-    "LegS",
-    "LegT",
-    "Measure",
-    "ProjectionMemory",
-    "Samples",
-    "StreamingMemory",
+    "ORDERS", "Fourier", "LagT", "LegS", "LegT", "Measure", "ProjectionMemory", "Samples", "StreamingMemory",
     "Transport",
-]
+]  # fmt: skip
