@@ -296,8 +296,6 @@ class ShippoAttention(CausalAttention):
     """`CausalAttention` by transformers' attention interface (`attn_implementation`), caches and masks."""
 
     is_causal = True
-    # Its cache is transformers', which can be cropped.
-    supports_all_states = True
 
     def __init__(self, config: ShippoConfig, layer_idx: int) -> None:
         window = config.sliding_window if config.kinds[layer_idx] == "sliding_attention" else None

@@ -84,6 +84,7 @@ class CausalAttention(Mixer[AttentionCache]):
         True
     """
 
+    supports_all_states = True
     supports_positions = True
     supports_dt = True
 
@@ -108,7 +109,7 @@ class CausalAttention(Mixer[AttentionCache]):
         if segment.cu_seqlens is not None:
             packing = packing_of(segment.cu_seqlens)
             mask = packing.pad(torch.ones_like(u[..., 0], dtype=torch.bool))
-            y, state = self.run(packing.pad(u), state, Segment(mask))
+            y, state = self.run(packing.pad(u), state, Segment(mask, return_all_states=segment.return_all_states))
             return segment.at_positions(packing.unpad(y)), state
         fresh = state is None
         if state is None:
@@ -135,7 +136,11 @@ class CausalAttention(Mixer[AttentionCache]):
         y = self.out_proj(segment.at_positions(y.transpose(1, 2).flatten(-2)))
         if segment.mask is not None:
             y = torch.where(segment.at_positions(segment.mask).unsqueeze(-1), y, 0)
-        if self.window is not None and past + length >= self.window:
+        if segment.return_all_states:
+            # After position t the later keys are padding.
+            keys, values = (part.expand(length, *part.shape) for part in (keys, values))
+            held = torch.where((places > places[past:, None]).unsqueeze(1), -1, held)
+        elif self.window is not None and past + length >= self.window:
             latest = held.topk(self.window - 1, dim=1).indices
             keys, values = (part.take_along_dim(latest[:, None, :, None], 2) for part in (keys, values))
             held = held.gather(1, latest)
