@@ -95,7 +95,7 @@ class CausalAttention(Mixer[AttentionCache]):
         if window is not None:
             expect_size("CausalAttention", "window", window, "at least 2 tokens, or None", 2)
         if d_model % (2 * n_heads):
-            raise ValueError(f"CausalAttention: `d_model` is {d_model}; expected a multiple of 2 n_heads = {2 * n_heads}")
+            raise ValueError(f"CausalAttention: `d_model` is {d_model}; expected a multiple of {2 * n_heads} for its heads")
         self.n_heads, self.d_head, self.window = n_heads, d_model // n_heads, window
         self.qkv_proj = nn.Linear(d_model, 3 * d_model, bias=bias)
         self.out_proj = nn.Linear(d_model, d_model, bias=bias)

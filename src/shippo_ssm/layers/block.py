@@ -82,7 +82,9 @@ class Bidirectional(Mixer[None]):
     def __init__(self, forward_mixer: Mixer[Any], backward_mixer: Mixer[Any]) -> None:
         super().__init__(forward_mixer.d_model)
         if backward_mixer.d_model != self.d_model or backward_mixer is forward_mixer:
-            raise ValueError(f"Bidirectional: `backward_mixer` is not a second one of width {self.d_model}; make one")
+            raise ValueError(
+                f"Bidirectional: `backward_mixer` is no second one of width {self.d_model}; make one per direction"
+            )
         self.forward_mixer, self.backward_mixer = forward_mixer, backward_mixer
 
     def run(self, u: Tensor, state: None, segment: Segment) -> tuple[Tensor, None]:

@@ -129,7 +129,8 @@ class ShippoSpec:
         if channels < 1 or channels != self.expand * d_model:
             raise ValueError(f"Shippo: `expand` is {self.expand} with d_model = {d_model}; expected a whole number of channels")
         if channels % self.group_width:
-            raise ValueError(f"Shippo: `group_width` is {self.group_width} with {channels} channels; expected a divisor")
+            came = f"`group_width` is {self.group_width} with d_model * expand = {channels} channels"
+            raise ValueError(f"Shippo: {came}; expected a divisor")
         return channels
 
     def num_sets(self, num_groups: int) -> int:
