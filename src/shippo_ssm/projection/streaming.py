@@ -107,6 +107,22 @@ def block_operators(measure: Measure, times: Array, steps: Array) -> tuple[Array
     return step_operators(measure, start.ravel(), stop.ravel()), np.arange(steps.size)
 
 
+def step_logarithm(turn: Array) -> Array:
+    """Logarithms of step matrices [.., w, w]: rotation vectors [.., 3] of rotations in space, [.., w, w] of others."""
+    # Loads on first use: most streams have rotation vectors.
+    from scipy.linalg import logm
+    from scipy.spatial.transform import Rotation
+
+    width = turn.shape[-1]
+    flat = turn.reshape(-1, width, width)
+    if width == 3 and np.abs(flat @ np.swapaxes(flat, 1, 2) - np.eye(3)).max() < 1e-6 and np.linalg.det(flat).min() > 0:
+        return Rotation.from_matrix(flat).as_rotvec().reshape(*turn.shape[:-2], 3)
+    found: Any = np.array([logm(matrix) for matrix in flat])
+    if not np.isfinite(found).all() or np.abs(found.imag).max() > 1e-9:
+        raise ValueError('StreamingMemory: `turn` is without a real logarithm; pass generators with transport="generator"')
+    return found.real.reshape(turn.shape)
+
+
 def _numbers(name: str, value: Any, expected: str) -> Array:
     """A NumPy array or a torch tensor as float64."""
     if hasattr(value, "detach"):
@@ -126,8 +142,8 @@ class StreamingMemory:
         measure: what is remembered, and in which basis: LegS, LegT, LagT or Fourier.
         channels: d; several sensors that share a frame stand side by side, w = 3 channels each.
         rate: samples per unit of time; `None` if every update gives its dt.
-        transport: `None` if updates give rotation vectors; "generator" if they give generators A_R; a `Transport` or one matrix
-            A_R [w, w] if the motion is known beforehand.
+        transport: `None` if updates give rotations; "generator" if they give generators A_R; a `Transport` or one matrix A_R
+            [w, w] if the motion is known beforehand.
         batch_size: B, for B streams side by side; samples then have a leading axis.
 
     Example:
@@ -238,7 +254,7 @@ class StreamingMemory:
             sample: what the sensors said, in the coordinates of its own moment. `None` is one missing sample.
             dt: time since the previous sample, a number or one per sample; default 1 / rate. 0 writes nothing.
             turn: motion of the frame since the previous sample, one per sample: rotation vectors [.., 3] (gyroscope times
-                dt) or, with transport="generator", A_R [.., w, w], per unit of time.
+                dt), step matrices P [.., w, w], or, with transport="generator", A_R [.., w, w], per unit of time.
             return_all_states: return C after each sample.
 
         Returns:
@@ -311,21 +327,23 @@ class StreamingMemory:
         return np.broadcast_to(steps, lead)
 
     def _turns(self, turn: Any, steps: Array) -> Array | None:
-        """The motions of the frame over the steps: rotation vectors [.., 3] or generators [.., w, w]."""
+        """Logarithms of the motions of the frame over the steps: rotation vectors [.., 3] or matrices [.., w, w]."""
         if turn is None:
             return None
         if self._transport is not None:
             raise ValueError("StreamingMemory: `turn` is given beside a transport; expected one of them; construct without")
         lead = steps.shape
-        turns = _numbers("turn", turn, "rotation vectors or generators, one per sample")
-        motion = turns.shape[-1:] * 2 if self._turn_is_generator else (3,)
-        if turns.shape != (*lead, *motion):
-            kinds = f"generators {(*lead, 'w', 'w')}" if self._turn_is_generator else f"rotation vectors {(*lead, 3)}"
-            raise ValueError(f"StreamingMemory: `turn` has shape {turns.shape}; expected {kinds}")
+        turns = _numbers("turn", turn, "rotation vectors or matrices, one per sample")
+        square = turns.ndim == len(lead) + 2 and turns.shape[-1] == turns.shape[-2]
+        if turns.shape[: len(lead)] != lead or not (square or (turns.shape == (*lead, 3) and not self._turn_is_generator)):
+            kinds = f"rotation vectors {(*lead, 3)} or matrices [.., w, w]"
+            raise ValueError(f"StreamingMemory: `turn` has shape {turns.shape}; expected {kinds}; generators are matrices")
         if not np.isfinite(turns).all():
             raise ValueError("StreamingMemory: `turn` is not finite; expected numbers; a missing turn is no motion, zeros")
         self._check_width(turns.shape[-1])
-        return turns * steps[..., None, None] if self._turn_is_generator else turns
+        if self._turn_is_generator:
+            return turns * steps[..., None, None]
+        return step_logarithm(turns) if square else turns
 
     def _advance(
         self, values: Array, times: Array, steps: Array, turns: Array | None, states: Array | None, at_rate: bool

@@ -310,28 +310,30 @@ assert Trainer.get_decay_parameter_names.__module__ == "transformers.trainer"
 @pytest.mark.works_with("Trainer")
 def test_the_trainer_trains_on_packed_rows_with_the_weight_decay_of_the_layers(tmp_path):
     pytest.importorskip("accelerate")
-    from transformers import Trainer, TrainingArguments
+    from transformers import TrainingArguments
+
+    from shippo_ssm.integrations.trainer import ShippoTrainer
 
     model = ShippoForCausalLM(make_model().config)
     rows = [{"input_ids": [3 + (start + step) % 20 for step in range(5 + start % 4)]} for start in range(16)]
-    settings: dict[str, Any] = {"max_steps": 20, "per_device_train_batch_size": 4}
+    settings: dict[str, Any] = {"max_steps": 20, "per_device_train_batch_size": 4, "learning_rate": 2e-2, "weight_decay": 0.1}
     settings |= {"report_to": "none", "use_cpu": True, "save_strategy": "no", "logging_steps": 5, "disable_tqdm": True}
     settings |= {"lr_scheduler_type": "constant"}
-    optimizer: Any = torch.optim.AdamW(weight_decay_groups(model, 0.1), lr=2e-2)
-    trainer = Trainer(
+    trainer = ShippoTrainer(
         model,
         TrainingArguments(output_dir=str(tmp_path), remove_unused_columns=False, **settings),
         data_collator=DataCollatorWithFlattening(),
         train_dataset=rows,  # pyright: ignore[reportArgumentType]
-        optimizers=(optimizer, None),
     )
     trainer.train()
     losses = [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]
     assert losses[-1] < 0.8 * losses[0]
+    optimizer: Any = trainer.optimizer
     decayed, exempt = ({id(p) for p in group["params"]} for group in optimizer.param_groups)
     marked = {id(p) for p in model.parameters() if getattr(p, "_no_weight_decay", False)}
     assert marked
     assert marked <= exempt
+    assert marked <= {id(p) for p in weight_decay_groups(model, 0.1)[1]["params"]}
     assert {id(mixer.in_proj.weight) for mixer in mixers(model)} <= decayed
 
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from shippo_ssm.layers import identity_right, zero_right_suffix
+from shippo_ssm.layers import Shippo, ShippoBackbone, debug_nans, identity_right, zero_right_suffix
 
 
 def test_identity_right_and_back(tools):
@@ -40,3 +40,19 @@ def test_switches_are_put_back_after_an_error(tools):
     assert not layer.controller.zero_suffix
     with pytest.raises(ValueError, match="without a Mixer"), identity_right(nn.Linear(2, 2)):
         pass
+
+
+def test_debug_nans_names_the_first_layer():
+    model = ShippoBackbone(8, 3, d_state=8)
+    u = torch.randn(1, 4, 8)
+    with debug_nans(model):
+        model(u)
+        with pytest.raises(FloatingPointError, match=r"input of `layers\.0\.norm`"):
+            model(torch.full_like(u, float("nan")))
+    mixer = list(model.layers)[1].mixer
+    assert isinstance(mixer, Shippo)
+    with torch.no_grad():
+        mixer.in_proj.weight[0, 0] = float("inf")
+    with debug_nans(model), pytest.raises(FloatingPointError, match=r"output of `layers\.1\.mixer\.in_proj` \(Linear\)"):
+        model(u)
+    assert not mixer.in_proj._forward_hooks
