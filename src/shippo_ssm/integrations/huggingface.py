@@ -16,6 +16,7 @@ from typing import Any, NamedTuple, NoReturn
 import torch
 from huggingface_hub.dataclasses import strict
 from torch import Tensor, nn
+from torch.distributed import ProcessGroup
 from transformers import AutoConfig, AutoModel, AutoModelForCausalLM, DynamicCache, GenerationMixin, PreTrainedModel
 from transformers.cache_utils import Cache, CacheLayerMixin, StaticLayer
 from transformers.configuration_utils import PreTrainedConfig
@@ -34,12 +35,15 @@ from shippo_ssm.layers.linear import Linear
 from shippo_ssm.layers.mixer import Segment, check_segment
 from shippo_ssm.layers.rows import RMSNorm
 from shippo_ssm.layers.states import at
+from shippo_ssm.scan.distributed import SequenceShard, negotiate_shards
 
 # Options of `ShippoSpec` -> their names in transformers.
 LIBRARY_NAMES = {"d_state": "state_size", "d_conv": "conv_kernel", "dt_min": "time_step_min", "dt_max": "time_step_max"}
 LIBRARY_NAMES |= {"bias": "use_bias", "conv_bias": "use_conv_bias"}
 # Version of `ShippoConfig`; another one is refused.
 VERSION = 2
+# The label of a position that the loss ignores.
+IGNORED = -100
 # The entry of `ShippoConfig.layer_types`, by which transformers finds the cache layer; and those of attention.
 LAYER_TYPE = "shippo"
 MASKS = {"full_attention": create_causal_mask, "sliding_attention": create_sliding_window_causal_mask}
@@ -379,7 +383,8 @@ class ShippoModel(ShippoPreTrainedModel):
     @capture_outputs
     def forward(
         self, input_ids: Tensor | None = None, attention_mask: Tensor | None = None, past_key_values: Cache | None = None,
-        inputs_embeds: Tensor | None = None, use_cache: bool | None = None, time_deltas: Tensor | None = None, **kwargs: Any,
+        inputs_embeds: Tensor | None = None, use_cache: bool | None = None, time_deltas: Tensor | None = None,
+        group: ProcessGroup | None = None, **kwargs: Any,
     ) -> BaseModelOutputWithPast:  # fmt: skip
         """Hidden states of a segment.
 
@@ -391,6 +396,8 @@ class ShippoModel(ShippoPreTrainedModel):
             use_cache: whether to return a cache; default outside training only.
             time_deltas: [B, T] times since the previous position, `dt` of `Mixer.forward`; attention layers do not use them.
                 In `generate` those of the prompt, and of as many new tokens as are known; the rest are 1.
+            group: a process group whose ranks hold parts of the sequence, as in `Mixer.forward`; every rank passes its own
+                `input_ids`, mask and times, and the same `cu_seq_lens_q` and cache.
             kwargs: `output_hidden_states` (True or a list of layers), for the hidden states before every layer and after the
                 final norm; `return_dict`; and for packed sequences `cu_seq_lens_q` [num_sequences + 1], `seq_idx` [1, T] or
                 `position_ids` [1, T].
@@ -406,10 +413,11 @@ class ShippoModel(ShippoPreTrainedModel):
         caches = self._caches(past_key_values)
         recurrent = [cache for cache in caches if isinstance(cache, ShippoCacheLayer)]
         num_seen = recurrent[0].num_seen if recurrent else 0
-        hybrid = set(self.config.kinds) != {LAYER_TYPE}
-        mask = padding_mask(u, attention_mask, num_seen, hybrid)
-        bounds = packed_bounds(u, mask, kwargs)
-        segment = check_segment(self, u, mask, bounds, dt=time_deltas)
+        bounds, mask, hybrid = kwargs.get("cu_seq_lens_q"), attention_mask, set(self.config.kinds) != {LAYER_TYPE}
+        if group is None:
+            mask = padding_mask(u, attention_mask, num_seen, hybrid)
+            bounds = packed_bounds(u, mask, kwargs)
+        segment = check_segment(self, u, mask, bounds, group, time_deltas)
         positions, length = None, u.shape[1]
         if hybrid:
             positions = attention_positions(u, attention_mask, bounds, num_seen, kwargs.get("position_ids"))
@@ -419,12 +427,13 @@ class ShippoModel(ShippoPreTrainedModel):
                 past_key_values, caches, recurrent = None, self._caches(None), []
         # While a cache records the past, the last positions are a part of their own, with the state after each of them.
         recording = any(cache.is_croppable for cache in recurrent)
-        first = max(0, length - NUM_RECORDED) if recording and bounds is None else length
+        first = max(0, length - NUM_RECORDED) if recording and group is None and bounds is None else length
         parts = [(start, stop) for start, stop in ((0, first), (first, length)) if start != stop] or [(0, length)]
         if len(parts) > 1 and kwargs.get("output_hidden_states", self.config.output_hidden_states):
             raise ValueError(f"ShippoModel: `output_hidden_states` takes {NUM_RECORDED} positions while a cache records")
         # Nobody else holds the states in a cache: without gradients they are updated in place.
-        in_place = bool(recurrent) and not recording and not torch.is_grad_enabled()
+        in_place = bool(recurrent) and not recording and group is None and not torch.is_grad_enabled()
+        num_new = None if segment.part is None else segment.part.total
         outputs = []
         for start, stop in parts:
             cut = slice(start, stop)
@@ -444,7 +453,7 @@ class ShippoModel(ShippoPreTrainedModel):
             for cache, state in zip(caches, after):
                 if isinstance(cache, ShippoCacheLayer):
                     for kept in [at(state, t) for t in range(stop - start)] if every else [state]:
-                        cache.store(kept, 1 if every else stop - start)
+                        cache.store(kept, 1 if every else num_new or stop - start)
         u = self.norm(outputs[0] if len(outputs) == 1 else torch.cat(outputs, dim=1))
         return BaseModelOutputWithPast(last_hidden_state=u, past_key_values=past_key_values)
 
@@ -485,19 +494,31 @@ class ShippoForCausalLM(ShippoPreTrainedModel, GenerationMixin):
     @can_return_tuple
     def forward(
         self, input_ids: Tensor | None = None, attention_mask: Tensor | None = None, past_key_values: Cache | None = None,
-        inputs_embeds: Tensor | None = None, labels: Tensor | None = None, logits_to_keep: int | Tensor = 0, **kwargs: Any,
+        inputs_embeds: Tensor | None = None, labels: Tensor | None = None, logits_to_keep: int | Tensor = 0,
+        group: ProcessGroup | None = None, **kwargs: Any,
     ) -> CausalLMOutputWithPast:  # fmt: skip
         """Logits, and the next-token loss with `labels`; other arguments as in `ShippoModel.forward`.
 
         Args:
             labels: [B, T], the input ids; they are shifted inside, and -100 is ignored.
             logits_to_keep: number of last positions to compute logits for, or a tensor of positions; 0 for all.
+            group: as in `ShippoModel.forward`. Every rank returns the loss of the whole sequence; its gradient covers its own
+                positions, so that gradients add up over the ranks.
         """
-        outputs = self.model(input_ids, attention_mask, past_key_values, inputs_embeds, **kwargs | {"return_dict": True})
+        part = None
+        if group is not None:
+            facts = {"T": 0 if labels is None else labels.shape[1], "`labels` are given": labels is not None}
+            part = negotiate_shards("ShippoForCausalLM", group, lambda: facts)
+        options = kwargs | {"return_dict": True, "group": group}
+        outputs = self.model(input_ids, attention_mask, past_key_values, inputs_embeds, **options)
         logits = self.lm_head(slice_logits_to_keep(outputs.last_hidden_state, logits_to_keep))
         loss = None
         if labels is not None:
+            if part is not None:
+                kwargs = _shift_over_ranks(labels, part) | kwargs
             loss = self.loss_function(logits=logits, labels=labels, vocab_size=self.config.vocab_size, **kwargs)
+            if part is not None:
+                loss = loss + (part.gather(loss.detach())[0].sum() - loss.detach())
         return CausalLMOutputWithPast(
             loss=loss, logits=logits, past_key_values=outputs.past_key_values, hidden_states=outputs.hidden_states
         )
@@ -520,6 +541,16 @@ class ShippoForCausalLM(ShippoPreTrainedModel, GenerationMixin):
     def init_continuous_batching(self, *args: Any, **kwargs: Any) -> NoReturn:
         """Refuse: continuous batching pages keys and values, which a recurrent model does not have."""
         raise ValueError("ShippoForCausalLM: continuous batching is for paged keys and values; use `generate` with padding")
+
+
+def _shift_over_ranks(labels: Tensor, part: SequenceShard) -> dict[str, Tensor]:
+    """The next label of each position, where labels continue on the next rank, and the number of labels: for the loss."""
+    first = labels[:, 0] if labels.shape[1] else labels.new_full(labels.shape[:1], IGNORED)
+    firsts = part.gather(first)[0]
+    later = [rank for rank in range(part.rank + 1, len(part.lengths)) if part.lengths[rank]]
+    following = firsts[later[0]] if later else torch.full_like(first, IGNORED)
+    shifted = torch.cat([labels, following.unsqueeze(1)], dim=1)[:, 1:].contiguous()
+    return {"shift_labels": shifted, "num_items_in_batch": part.gather((shifted != IGNORED).sum())[0].sum()}
 
 
 AutoConfig.register("shippo", ShippoConfig, exist_ok=True)

@@ -149,6 +149,45 @@ def test_the_cell(pool):
         assert "`mix`" in said
 
 
+def check_hf(group, kind):
+    from shippo_ssm.integrations.huggingface import ShippoConfig, ShippoForCausalLM
+
+    sizes: dict[str, Any] = {"vocab_size": 17, "hidden_size": 8, "num_hidden_layers": 2, "state_size": 8}
+    config = ShippoConfig(**sizes)
+    model = ShippoForCausalLM(config).double().train()
+    ids = torch.randint(17, (2, 40))
+    labels = torch.where(torch.rand(2, 40) > 0.2, ids, -100)
+    mask = (torch.arange(40) >= torch.tensor([[3], [0]])).long()
+    expected = model(ids, attention_mask=mask, labels=labels)
+    gradients = torch.autograd.grad(expected.loss, list(model.parameters()))
+    own = here(group, 40, kind)
+    got = model(ids[:, own], attention_mask=mask[:, own], labels=labels[:, own], group=group)
+    own_gradients = torch.autograd.grad(got.loss, list(model.parameters()))
+    for gradient in own_gradients:
+        dist.all_reduce(gradient, group=group)
+    with torch.no_grad():
+        whole = model.eval()(ids, use_cache=True).past_key_values
+        parts = model(ids[:, own], use_cache=True, group=group).past_key_values
+        steps = [model(ids[:, :1], past_key_values=cache, use_cache=True).logits for cache in (whole, parts)]
+    return (
+        abs(got.loss.item() - expected.loss.item()),
+        worst(got.logits, expected.logits[:, own]),
+        worst(own_gradients, gradients),
+        worst(*steps),
+        parts.get_seq_length() - whole.get_seq_length(),
+    )
+
+
+@pytest.mark.parametrize(("size", "kind"), [(1, "equal"), (3, "empty middle")])
+def test_the_hugging_face_model(pool, size, kind):
+    """Loss, logits and all gradients; and every rank can decode from the cache that the ranks made together."""
+    for on_loss, on_logits, on_gradients, on_step, on_length in pool.run(check_hf, size, kind):
+        # The library computes the loss in float32.
+        assert on_loss < 1e-5
+        assert max(on_logits, on_gradients, on_step) < 1e-9
+        assert on_length == 0
+
+
 def refusals(group):
     """Errors of layers and models, alike on every rank."""
     first = dist.get_rank(group) == 0
