@@ -26,10 +26,11 @@ from torch import Tensor
 from shippo_lab import cli, tasks
 from shippo_lab.experiments import names as experiment_names
 from shippo_ssm import actions, layers, projection, scan
-from shippo_ssm.collapse import collapse, collapse_of_model
+from shippo_ssm.collapse import bank, collapse, collapse_of_model
 from shippo_ssm.layers import Shippo, ShippoBackbone, lift, shippo_cell
 from shippo_ssm.models import (
     CausalAttention,
+    PrefixCache,
     SequenceConfig,
     SequenceModel,
     load_checkpoint,
@@ -346,6 +347,9 @@ def entry_models() -> Iterator[Bad]:
     yield bad("SequenceModel from two states", partial(model, ids, [None, None]), "`states` has 2", "expected 1")
     gru = make(mixer="gru")
     yield bad("a GRU over padding", partial(gru, ids, attention_mask=mask), "GRUMixer", "expected `None`")
+    prefixes = PrefixCache(model)
+    for prompt in ([], torch.zeros(0, dtype=torch.int64)):
+        yield bad(f"PrefixCache.read({prompt!r})", partial(prefixes.read, prompt), "`prompt` is empty", "expected")
     hf = pytest.importorskip("shippo_ssm.models.hf")
     sizes: dict[str, Any] = {"vocab_size": 5, "hidden_size": 8, "num_hidden_layers": 1, "state_size": 4}
     wrong: dict[str, list[Any]] = {
@@ -510,6 +514,16 @@ def entry_collapse() -> Iterator[Bad]:
         yield bad(f"collapse(tol={tol!r})", partial(collapse, family, tol), "collapse", "`tol`", "expected")
     for half in (torch.float16, torch.bfloat16):
         yield bad(f"collapse in {half}", partial(collapse, family.to(half)), "collapse", "`generators`", "pass `tol`")
+    reduction = collapse(family)
+    ones = torch.ones(1, 3, 1, 3)
+    record = (ones, ones, ones, ones[..., 0], torch.zeros(1, 3), torch.rand(1, 3, 1, 3, 3))
+    yield bad("bank without a right action", lambda: bank((*record[:5], None), reduction), "bank", "`right` is None")
+    yield bad("bank of another width", lambda: bank((ones[..., :2], *record[1:]), reduction), "bank", "`value`")
+    yield bad("bank of another action", lambda: bank((*record[:5], torch.rand(1, 3, 1, 2, 2)), reduction), "bank", "`right`")
+    halves = collapse(torch.diag_embed(torch.rand(2, 3)))
+    yield bad("bank that does not collapse", lambda: bank(record, halves), "bank", "does not collapse")
+    yield bad("bank of generators of another width", lambda: bank(actions.Lie(torch.rand(2, 2, 2)), reduction), "bank")
+    yield bad("join of other parts", lambda: bank(record, reduction).join([ones[..., :1]]), "Banks", "`parts`")
     yield bad("audit of a model without layers", lambda: collapse_of_model(torch.nn.Linear(3, 3), torch.rand(2, 3)), "`model`")
 
 

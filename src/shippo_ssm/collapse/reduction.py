@@ -75,6 +75,12 @@ class Reduction:
             return "cannot decide"
         return "irreducible" if self.irreducible else "reducible"
 
+    @property
+    def slices(self) -> tuple[slice, ...]:
+        """The columns of `basis` that belong to each block."""
+        ends = np.cumsum(self.blocks)
+        return tuple(slice(int(end) - size, int(end)) for size, end in zip(self.blocks, ends))
+
 
 class Commutant(NamedTuple):
     """Orthonormal basis [d, P, P] of the traceless commutant, and whether its dimension is certain."""

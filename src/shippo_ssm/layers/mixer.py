@@ -19,6 +19,7 @@ from torch.distributed import ProcessGroup
 from torch.nn.utils.rnn import PackedSequence
 
 from shippo_ssm.dispatch import is_readable
+from shippo_ssm.layers.spec import UnknownOption
 from shippo_ssm.layers.states import map_states
 from shippo_ssm.scan.checks import FLOATS, asks_gradients, check_cu_seqlens, checksum, expect_placement
 from shippo_ssm.scan.distributed import SequenceShard, negotiate_shards
@@ -126,29 +127,41 @@ class Mixer(nn.Module, ABC, Generic[State]):
         **options: Unpack[SegmentOptions],
     ) -> tuple[Tensor, State]: ...  # fmt: skip
     def forward(
-        self, u: Tensor, state: State | None = None, segment: Segment | None = None, *, output_state: bool = False,
-        **options: Unpack[SegmentOptions],
-    ) -> Tensor | tuple[Tensor, State]:  # fmt: skip
+        self,
+        u: Tensor,
+        state: State | None = None,
+        segment: Segment | None = None,
+        *,
+        attention_mask: Tensor | None = None,
+        cu_seqlens: Tensor | None = None,
+        dt: Tensor | None = None,
+        group: ProcessGroup | None = None,
+        output_state: bool = False,
+        **unknown: Any,
+    ) -> Tensor | tuple[Tensor, State]:
         """Run the layer over a segment.
 
         Args:
             u: [B, T, d_model].
             state: the state of an earlier segment; a fresh start by default.
-            segment: what `options` say as a checked record, in their place: what a stack hands to its layers.
+            segment: what the next four say as a checked record, in their place: what a stack hands to its layers.
+            attention_mask: [B, T], bool or 0/1 integers; padding may stand left, right or between, and leaves the state alone.
+            cu_seqlens: [num_sequences + 1] boundaries of sequences packed along T, with B = 1; one state per sequence.
+            dt: [B, T] times since the previous sample, 0 or more, a factor of every step; one by default. A position with a
+                time of zero leaves the memory as it is; padding has no time.
+            group: a process group whose ranks hold contiguous parts of T, in their order; `u`, `attention_mask` and `dt` are
+                this rank's, the state and `cu_seqlens` those of the whole sequence. Gradients of parameters add up over ranks.
             output_state: whether to return the state after the segment.
-            options: `attention_mask` [B, T], bool or 0/1 integers; padding may stand left, right or between, and leaves the
-                state alone. `cu_seqlens` [num_sequences + 1], boundaries of sequences packed along T, with B = 1; one state per
-                sequence. `dt` [B, T], times since the previous sample, 0 or more, a factor of every step; one by default. A
-                position with a time of zero leaves the memory as it is; padding has no time. `group`, a process group whose
-                ranks hold contiguous parts of T, in their order; `u`, `attention_mask` and `dt` are this rank's, the state and
-                `cu_seqlens` those of the whole sequence. Gradients of parameters add up over ranks.
 
         Returns:
             y [B, T, d_model] (zeros at padding; [n, d_model] where `segment` asks n positions), or (y, state) with
             `output_state=True`.
         """
+        if unknown:
+            known = ("state", "output_state", *SegmentOptions.__annotations__)
+            raise UnknownOption(type(self).__name__, next(iter(unknown)), known)
         if segment is None:
-            segment = check_segment(self, u, **options)
+            segment = check_segment(self, u, attention_mask, cu_seqlens, group, dt)
         if segment is not WHOLE:
             self._refuse(segment)
         if segment.mask is not None:

@@ -13,6 +13,7 @@ The state between calls is a `ShippoState` of fixed size. Padding is the identit
 from __future__ import annotations
 
 import contextlib
+import inspect
 import time
 from typing import Any, Unpack
 
@@ -228,6 +229,16 @@ class Shippo(Mixer[ShippoState], NoWeightDecay):
         x = F.silu(x)
         emission, own_window = self.controller(x[..., : self.d_inner], state.controller, segment)
         return x, gate, emission, state, state._replace(conv=window, controller=own_window)
+
+
+def _signature() -> inspect.Signature:
+    """`Shippo.__init__` as a reader wants to see it: the fields of the spec in the place of `*args` and `**options`."""
+    own = [p for p in inspect.signature(Shippo.__init__).parameters.values() if not p.kind.name.startswith("VAR_")]
+    fields = list(inspect.signature(ShippoSpec).parameters.values())
+    return inspect.Signature(sorted([*own[:2], *fields, *own[2:]], key=lambda parameter: parameter.kind))
+
+
+vars(Shippo.__init__)["__signature__"] = _signature()
 
 
 def warmup(

@@ -8,7 +8,9 @@ what tokens do must not begin with that: it would learn pairs of tokens by heart
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import KW_ONLY, dataclass, fields
+from difflib import get_close_matches
 from typing import Any
 
 from shippo_ssm._expect import expect_fields, expect_real, expect_size
@@ -37,6 +39,30 @@ WORDS = {
     "read_init": ("write", "next", "random"),
     "out_init": ("transpose", "random"),
 }
+# Options that other layers have -> what to do here.
+_ELSEWHERE = {
+    "dropout": "the layer has none inside; use Block(Shippo(d_model), dropout=p) or put nn.Dropout behind it",
+    "bidirectional": "use Bidirectional(Shippo(d_model), Shippo(d_model))",
+    "lengths mask padding_mask": "call the layer with attention_mask= [B, T], or with packed sequences and cu_seqlens=",
+    "dt time_deltas": "it belongs to a call: layer(u, dt=...) with times [B, T] since the previous sample",
+    "initial_state h0 hx": "it belongs to a call: layer(u, state); `learnable_initial_state` gives the layer one of its own",
+    "hidden_size input_size dim": "the width is `d_model`, the first argument; the memory has `d_state` and `group_width`",
+    "num_layers n_layers": "use ShippoBackbone(d_model, n_layers) for several layers",
+    "batch_first": "leave it out; inputs are always [B, T, d_model]",
+    "ngroups n_groups": "it is `num_bc_groups` here",
+    "headdim head_dim": "it is `group_width` here",
+}
+
+
+class UnknownOption(TypeError, ValueError):
+    """An option that the layer does not have: a `TypeError`, as Python raises, and a `ValueError`, as this library does."""
+
+    def __init__(self, op: str, name: str, known: Iterable[str]) -> None:
+        remedies = [remedy for names, remedy in _ELSEWHERE.items() if name in names.split()]
+        if near := get_close_matches(name, known := list(known)):
+            remedies.append(f"did you mean {' or '.join(map(repr, near))}?")
+        remedies.append(f"expected one of {', '.join(known)}")
+        super().__init__(f"{op}: `{name}` is not an option; {remedies[0]}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,11 +169,12 @@ class ShippoSpec:
 
 
 def make_spec(op: str, preset: str | None, *args: Any, **options: Any) -> ShippoSpec:
-    """The spec of a preset with `options` changed."""
+    """The spec of a preset with `options` changed; an unknown option of `op` is named together with what to do instead."""
     if preset is not None and preset not in PRESETS:
         raise ValueError(f"{op}: `preset` is {preset!r}; expected one of {', '.join(map(repr, PRESETS))}")
-    names = [entry.name for entry in fields(ShippoSpec)]
-    if unknown := set(options) - set(names):
-        raise TypeError(f"{op}: `{min(unknown)}` is not an option; expected some of {', '.join(names)}")
-    preset_options = {name: value for name, value in PRESETS[preset or "tracking"].items() if name not in names[: len(args)]}
+    known = [entry.name for entry in fields(ShippoSpec)]
+    for name in options:
+        if name not in known:
+            raise UnknownOption(op, name, known)
+    preset_options = {name: value for name, value in PRESETS[preset or "tracking"].items() if name not in known[: len(args)]}
     return ShippoSpec(*args, **preset_options | options)

@@ -122,8 +122,8 @@ def test_the_basis_does_what_it_says(rng):
     carried = np.linalg.inv(basis) @ generators @ basis
     assert np.abs(carried[:, :3, 3:]).max() < 1e-9 * np.abs(carried).max()
     assert np.abs(carried[:, 3:, :3]).max() < 1e-9 * np.abs(carried).max()
-    assert found.blocks == (3, 2)
-    for part in (slice(0, 3), slice(3, 5)):
+    assert found.slices == (slice(0, 3), slice(3, 5))
+    for part in found.slices:
         np.testing.assert_allclose(basis[:, part].T @ basis[:, part], np.eye(part.stop - part.start), atol=1e-12)
 
 

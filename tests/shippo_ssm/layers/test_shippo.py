@@ -389,11 +389,37 @@ def test_groups_that_share_vectors_are_groups_with_equal_ones(tools):
     assert tools.worst(shared(u), paper(u)) < 1e-12
 
 
-def test_unknown_options_are_refused():
-    options: dict[str, Any] = {"dropout": 1}
-    with pytest.raises(TypeError, match="Shippo: `dropout` is not an option; expected some of d_state, d_conv, "):
-        Shippo(8, **options)
-    with pytest.raises(TypeError, match="dropout"):
+@pytest.mark.parametrize(
+    ("option", "message"),
+    [
+        ("dropout", "Shippo: `dropout` is not an option; the layer has none inside; use Block"),
+        ("bidirectional", "use Bidirectional"),
+        ("lengths", "attention_mask="),
+        ("input_size", "the width is `d_model`"),
+        ("dt", "layer\\(u, dt=...\\)"),
+        ("d_stat", "did you mean 'd_state'"),
+        ("colour", "Shippo: `colour` is not an option; expected one of d_state, d_conv, "),
+    ],
+)
+def test_unknown_options_say_what_to_do(option, message):
+    options: dict[str, Any] = {option: 1}
+    for kind in (TypeError, ValueError):
+        with pytest.raises(kind, match=message):
+            Shippo(8, **options)
+
+
+@pytest.mark.parametrize(
+    ("option", "message"),
+    [
+        ("lengths", "Shippo: `lengths` is not an option; call the layer with attention_mask="),
+        ("h0", "layer\\(u, state\\)"),
+        ("cu_seqlen", "did you mean 'cu_seqlens'"),
+        ("colour", "expected one of state, output_state, attention_mask, "),
+    ],
+)
+def test_a_call_with_an_unknown_option_says_what_to_do(option, message):
+    options: dict[str, Any] = {option: 1}
+    with pytest.raises(TypeError, match=message):
         Shippo(8, d_state=2)(torch.zeros(1, 2, 8), **options)
 
 

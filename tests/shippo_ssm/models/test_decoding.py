@@ -1,11 +1,12 @@
-"""Decoding with states: assisted generation, the Hugging Face cache, quantised weights."""
+"""Decoding with states: known prefixes, proposed tokens, the Hugging Face cache, quantised weights."""
 
 from typing import Any
 
 import pytest
 import torch
 
-from shippo_ssm.models import SequenceConfig, SequenceModel
+from shippo_ssm.layers import states
+from shippo_ssm.models import PrefixCache, SequenceConfig, SequenceModel, speculate, verify
 
 SIZES: dict[str, Any] = {"d_model": 10, "d_state": 6, "vocab_size": 13, "expand": 2}
 
@@ -18,6 +19,74 @@ def make(n_layers=2, seed=0, **options):
         for parameter in model.parameters():
             parameter.add_(0.2 * torch.randn_like(parameter))
     return model
+
+
+@torch.no_grad()
+def test_a_known_prefix_gives_the_same_logits():
+    model = make()
+    cache = PrefixCache(model)
+    prompt = torch.randint(0, 13, (40,))
+    for end in (10, 25, 25, 40):
+        logits, after = cache.read(prompt[:end])
+        assert torch.allclose(logits, model(prompt[None, :end])[:, -1], atol=1e-5)
+        # What is given is a copy.
+        model.step(prompt[:1], after, in_place=True)
+    assert (cache.num_read, cache.num_known) == (40, 10 + 25 + 25)
+    cache.read([*prompt[:25].tolist(), 1, 2])
+    assert cache.num_known == 60 + 25
+
+
+@torch.no_grad()
+def test_kept_prefixes_are_bounded_and_the_least_used_goes():
+    model = make()
+    one = states.num_bytes(model.init_state(1)) + 13 * 4
+    cache = PrefixCache(model, max_bytes=2 * one)
+    for prompt in ([1], [2], [1, 3], [4]):
+        cache.read(prompt)
+    assert len(cache) == 2
+    assert cache.num_bytes <= 2 * one
+    before = cache.num_known
+    cache.read([2, 5])
+    assert cache.num_known == before
+    with pytest.raises(ValueError, match="`prompt` is empty"):
+        cache.read([])
+
+
+@torch.no_grad()
+def test_proposed_tokens_are_verified_in_one_call():
+    model = make()
+    _, before = model(torch.randint(0, 13, (1, 5)), output_state=True)
+    greedy, token, after = [], torch.tensor([3]), before
+    for _ in range(5):
+        logits, after = model.step(token, after)
+        token = logits.argmax(-1)
+        greedy.append(token)
+    proposed = torch.cat(greedy[:4])
+    for wrong in range(5):
+        guess = proposed.clone()
+        if wrong < 4:
+            guess[wrong] = (guess[wrong] + 1) % 13
+        verdict = verify(model, torch.tensor([3]), guess, before)
+        assert verdict.accepted == wrong
+        assert torch.equal(verdict.following, greedy[wrong])
+        if wrong < 4:
+            assert torch.equal(model.step(verdict.following, verdict.states)[0].argmax(-1), greedy[wrong + 1])
+
+
+@torch.no_grad()
+def test_speculation_gives_greedy_tokens():
+    model, assistant = make(), make(n_layers=1)
+    for length in (1, 6):
+        prompt = torch.randint(0, 13, (length,))
+        plain, token = [], prompt
+        logits, after = model(prompt[None], output_state=True)
+        token = logits[:, -1].argmax(-1)
+        for _ in range(20):
+            plain.append(token)
+            logits, after = model.step(token, after)
+            token = logits.argmax(-1)
+        assert torch.equal(speculate(model, assistant, prompt, 20), torch.cat(plain))
+        assert torch.equal(speculate(model, model, prompt, 20, num_proposed=3), torch.cat(plain))
 
 
 @pytest.fixture(scope="module")
