@@ -561,14 +561,9 @@ def entry_projection() -> Iterator[Bad]:
     for times in ([0.0], [0.0, 0.0], [1.0, 0.0], [-1.0, 1.0], [0.0, NAN], [[0.0, 1.0]], [0.0, 1.0, 2.0], ["a", "b"]):
         call = partial(projection.Transport, pieces, 2, times=times)
         yield bad(f"Transport(times={times})", call, "Transport", "`times`" if len(times) == 2 else "times", "expected")
-    for horizon in (0, -1.0, NAN, "long"):
-        call = partial(projection.Transport, turn, 2, horizon=horizon)
-        yield bad(f"Transport(horizon={horizon!r})", call, "Transport", "`horizon`", "expected")
     transport = projection.Transport(turn, 2)
     for t, tau in ((1.0, 2.0), (1.0, -0.5), (NAN, 0.0), (1.0, NAN), (float("inf"), 0.0), ("1", 0.0)):
         yield bad(f"P({t!r}, {tau!r})", partial(transport.P, t, tau), "Transport", "`t", "expected")
-    short = projection.Transport(lambda t: turn, 2, horizon=1.0)
-    yield bad("P beyond the horizon", partial(short.P, 2.0, 0.0), "Transport", "horizon")
     for measure in ("legs", None, 4):
         yield bad(f"ProjectionMemory({measure!r})", partial(projection.ProjectionMemory, measure), "`measure`", "LegS(32)")
     yield bad("a bare generator", lambda: projection.ProjectionMemory(projection.LegS(4), turn), "`transport`", "wrap")

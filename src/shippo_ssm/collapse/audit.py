@@ -116,7 +116,6 @@ def collapse_of_model(model: nn.Module, inputs: Any, *, tol: float | None = None
     """
     found = realised_actions(model, inputs)
     if not found:
-        raise ValueError(
-            f"collapse_of_model: `model` is a {type(model).__name__} without right actions; expected a Shippo layer with them"
-        )
+        kind = type(model).__name__
+        raise ValueError(f"collapse_of_model: `model` is a {kind} without right actions; expected a Shippo layer with them")
     return [audit(name, group, own, tol) for name, actions in found.items() for group, own in enumerate(actions.unbind(1))]

@@ -317,10 +317,8 @@ def collapse(generators: Tensor | Array, tol: float | None = None) -> Reduction:
     """
     family, default = as_family(generators)
     if tol is None and default is None:
-        raise ValueError(
-            "collapse: `generators` are in half precision, whose rounding hides blocks; expected float32 or float64; pass "
-            f"`tol` below {LARGEST_TOL} if they are that exact"
-        )
+        expected = f"float32 or float64; pass `tol` below {LARGEST_TOL} if they are that exact"
+        raise ValueError(f"collapse: `generators` are in half precision, whose rounding hides blocks; expected {expected}")
     tol = default if tol is None else tol
     if not isinstance(tol, int | float) or not 0.0 < tol < LARGEST_TOL:
         raise ValueError(f"collapse: `tol` is {tol!r}; expected a number between 0 and {LARGEST_TOL}, relative to the norm")

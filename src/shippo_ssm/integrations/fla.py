@@ -34,14 +34,9 @@ class FlaShippo(nn.Module):
         self.mixer = Shippo(hidden_size, layer_idx=layer_idx, **options)
 
     def forward(
-        self,
-        hidden_states: Tensor,
-        attention_mask: Tensor | None = None,
-        past_key_values: Any = None,
-        use_cache: bool | None = False,
-        output_attentions: bool | None = False,
-        **kwargs: Any,
-    ) -> tuple[Tensor, None, Any]:
+        self, hidden_states: Tensor, attention_mask: Tensor | None = None, past_key_values: Any = None,
+        use_cache: bool | None = False, output_attentions: bool | None = False, **kwargs: Any,
+    ) -> tuple[Tensor, None, Any]:  # fmt: skip
         """o [B, T, hidden_size], no attentions, and the cache.
 
         Args:

@@ -9,7 +9,6 @@ Importing this module registers the classes with `AutoConfig`, `AutoModel` and `
 
 from __future__ import annotations
 
-import itertools
 from collections import deque
 from dataclasses import fields
 from typing import Any, NamedTuple, NoReturn
@@ -31,7 +30,7 @@ from transformers.utils.output_capturing import capture_outputs
 
 from shippo_ssm._expect import expect_real, expect_size
 from shippo_ssm.layers import PRESETS, Block, CausalAttention, Controller, Shippo, ShippoSpec, ShippoState, ShortConv, Stack
-from shippo_ssm.layers.attention import check_layer_types, resolve_layer_types
+from shippo_ssm.layers.attention import resolve_layer_types
 from shippo_ssm.layers.linear import Linear
 from shippo_ssm.layers.mixer import Segment, check_segment
 from shippo_ssm.layers.rows import RMSNorm
@@ -66,7 +65,6 @@ class ShippoCacheLayer(CacheLayerMixin):
         super().__init__(**kwargs)
         self.state: ShippoState | None = None
         self.num_seen = 0
-        self.record_past = False
         # The states after the last positions, `state` at the end.
         self.past: deque[ShippoState] = deque(maxlen=NUM_RECORDED + 1)
 
@@ -74,27 +72,21 @@ class ShippoCacheLayer(CacheLayerMixin):
         """Keep the `state` after `num_new` more positions."""
         self.state = state
         self.num_seen += num_new
-        if self.record_past:
+        if self.is_croppable:
             self.past.append(state)
 
     def activate_past_recording(self) -> None:
-        self.record_past = True
+        self.is_croppable = True
 
     def crop(self, tokens_to_remove: int) -> None:
         """Remove the last -`tokens_to_remove` positions: return to a recorded state."""
         back = -tokens_to_remove
         if back < 0 or back >= max(1, len(self.past)):
-            raise ValueError(
-                f"ShippoCacheLayer: `tokens_to_remove` is {tokens_to_remove} with {len(self.past)} recorded states; expected "
-                f"{-max(0, len(self.past) - 1)} to 0; call activate_past_recording() first, and remove at most {NUM_RECORDED}"
-            )
+            came = f"`tokens_to_remove` is {tokens_to_remove} with {len(self.past)} recorded states"
+            raise ValueError(f"ShippoCacheLayer: {came}; expected at most {NUM_RECORDED} after activate_past_recording()")
         if self.past:
             self._replace(self.past[-1 - back])
             self.num_seen -= back
-
-    @property
-    def is_croppable(self) -> bool:
-        return self.record_past
 
     def get_seq_length(self) -> int:
         return self.num_seen
@@ -126,7 +118,7 @@ class ShippoCacheLayer(CacheLayerMixin):
     def _replace(self, state: ShippoState | None) -> None:
         """Hold `state` in the place of the last one, and nothing of the past."""
         self.state = state
-        self.past = deque([state] if self.record_past and state is not None else [], maxlen=NUM_RECORDED + 1)
+        self.past = deque([state] if self.is_croppable and state is not None else [], maxlen=NUM_RECORDED + 1)
 
 
 class ShippoStaticCacheLayer(ShippoCacheLayer, StaticLayer):
@@ -134,10 +126,8 @@ class ShippoStaticCacheLayer(ShippoCacheLayer, StaticLayer):
 
     def store(self, state: ShippoState, num_new: int) -> None:
         if state.cell.memory.requires_grad:
-            raise ValueError(
-                "ShippoStaticCacheLayer: `state` requires grad; expected none, a static cache is overwritten; use no_grad()"
-            )
-        if self.state is None or self.record_past:
+            raise ValueError("ShippoStaticCacheLayer: `state` requires grad; a static cache is overwritten; use no_grad()")
+        if self.state is None or self.is_croppable:
             state = state.clone()
         else:
             for held, new in zip(self.state.tensors(), state.tensors()):
@@ -195,8 +185,8 @@ class ShippoConfig(PreTrainedConfig):
 
     def __post_init__(self, **kwargs: Any) -> None:
         expect_size("ShippoConfig", "num_hidden_layers", self.num_hidden_layers)
-        check_layer_types("ShippoConfig", self.num_hidden_layers, self.layer_types, self.attention_every)
-        self.layer_types = self.kinds
+        types, every = self.layer_types, self.attention_every
+        self.layer_types = resolve_layer_types("ShippoConfig", self.num_hidden_layers, types, every)
         if self.num_attention_heads is None:
             self.num_attention_heads = max(1, self.hidden_size // 64)
         super().__post_init__(**kwargs)
@@ -219,8 +209,8 @@ class ShippoConfig(PreTrainedConfig):
 
     @property
     def kinds(self) -> list[str]:
-        """The kind of every layer: `layer_types`."""
-        return resolve_layer_types(self.num_hidden_layers, self.layer_types, self.attention_every)
+        """The kind of every layer: `layer_types`, which is given or made."""
+        return self.layer_types or []
 
     @property
     def spec(self) -> ShippoSpec:
@@ -244,10 +234,7 @@ def padding_mask(u: Tensor, attention_mask: Tensor | None, num_seen: int, hybrid
     least = length + num_seen if hybrid else length
     if rows != batch or covered < least or (covered != length and not num_seen):
         expected = f"[B, T] = ({batch}, {least})" + f", or up to ({batch}, {num_seen + length}) with the cache" * bool(num_seen)
-        raise ValueError(
-            f"ShippoModel: `attention_mask` has shape ({rows}, {covered}); expected {expected}, one entry per position; "
-            "pass the mask that the tokenizer returned with these tokens"
-        )
+        raise ValueError(f"ShippoModel: `attention_mask` has shape ({rows}, {covered}); expected {expected}")
     return None if bool(((mask if alone else attention_mask) == 1).all()) else mask
 
 
@@ -272,10 +259,8 @@ def packed_bounds(u: Tensor, attention_mask: Tensor | None, kwargs: dict[str, An
         if not bool(starts.any()):
             continue
         if len(u) > 1 or attention_mask is not None:
-            raise ValueError(
-                f"ShippoModel: `{name}` starts a sequence inside a row, with padding or B = {len(u)}; expected B = 1 and no "
-                "padding; pack all sequences into one row, as DataCollatorWithFlattening does"
-            )
+            came = f"`{name}` starts a sequence inside a row, with padding or B = {len(u)}"
+            raise ValueError(f"ShippoModel: {came}; expected B = 1 and no padding; pack all sequences into one row")
         return nn.functional.pad(starts[0], (1, 1), value=True).nonzero().squeeze(1)
     return None
 
@@ -425,70 +410,57 @@ class ShippoModel(ShippoPreTrainedModel):
             past_key_values = None
         elif past_key_values is None:
             past_key_values = DynamicCache(config=self.config)
-        caches = [] if past_key_values is None else self._caches(past_key_values)
-        num_seen = next((cache.num_seen for cache in caches if isinstance(cache, ShippoCacheLayer)), 0)
+        caches = self._caches(past_key_values)
+        recurrent = [cache for cache in caches if isinstance(cache, ShippoCacheLayer)]
+        num_seen = recurrent[0].num_seen if recurrent else 0
         bounds, mask, hybrid = kwargs.get("cu_seq_lens_q"), attention_mask, set(self.config.kinds) != {LAYER_TYPE}
         if group is None:
             mask = padding_mask(u, attention_mask, num_seen, hybrid)
             bounds = packed_bounds(u, mask, kwargs)
         segment = check_segment(self, u, mask, bounds, group, time_deltas)
-        positions = None
+        positions, length = None, u.shape[1]
         if hybrid:
             positions = attention_positions(u, attention_mask, bounds, num_seen, kwargs.get("position_ids"))
             if bounds is not None:
                 if num_seen:
                     raise ValueError("ShippoModel: `past_key_values` is not empty; expected none with packing and attention")
-                past_key_values = None
-        hidden = kwargs.get("output_hidden_states", self.config.output_hidden_states)
-        u = self._run(u, segment, past_key_values, attention_mask, positions, hidden)
-        return BaseModelOutputWithPast(last_hidden_state=self.norm(u), past_key_values=past_key_values)
-
-    def _run(
-        self, u: Tensor, segment: Segment, past_key_values: Cache | None, attention_mask: Tensor | None,
-        positions: Tensor | None, hidden: Any,
-    ) -> Tensor:  # fmt: skip
-        """Run the layers over a segment and store their states in the cache; after each of the last positions, while it
-        records."""
-        caches = [] if past_key_values is None else self._caches(past_key_values)
-        length, alone = u.shape[1], segment.part is None
-        record = alone and any(cache.record_past for cache in caches if isinstance(cache, ShippoCacheLayer))
-        first = max(0, length - NUM_RECORDED) if record and segment.cu_seqlens is None else length
-        # A padded segment cannot return all states: record it one position at a time.
-        cuts = [0, first, length] if segment.whole or not record else [0, *range(first, length + 1)]
-        # All ranks of a process group run at once, those with an empty part too.
-        parts = [(start, stop) for start, stop in itertools.pairwise(cuts) if start != stop] or [(0, length)]
-        if hidden and len(parts) > 1:
-            raise ValueError(
-                f"ShippoModel: `output_hidden_states` is set for {length} positions while the cache records the past; expected "
-                f"at most {NUM_RECORDED} and no padding"
-            )
+                past_key_values, caches, recurrent = None, self._caches(None), []
+        # While a cache records the past, the last positions are a part of their own, with the state after each of them.
+        recording = any(cache.is_croppable for cache in recurrent)
+        first = max(0, length - NUM_RECORDED) if recording and group is None and bounds is None else length
+        parts = [(start, stop) for start, stop in ((0, first), (first, length)) if start != stop] or [(0, length)]
+        if len(parts) > 1 and kwargs.get("output_hidden_states", self.config.output_hidden_states):
+            raise ValueError(f"ShippoModel: `output_hidden_states` takes {NUM_RECORDED} positions while a cache records")
         # Nobody else holds the states in a cache: without gradients they are updated in place.
-        in_place, outputs = bool(caches) and not record and alone and not torch.is_grad_enabled(), []
+        in_place = bool(recurrent) and not recording and group is None and not torch.is_grad_enabled()
+        num_new = None if segment.part is None else segment.part.total
+        outputs = []
         for start, stop in parts:
-            mask, dt = (None if told is None else told[:, start:stop] for told in (segment.mask, segment.dt))
-            every = record and start >= first and segment.whole
+            cut = slice(start, stop)
+            mask, dt = (None if told is None else told[:, cut] for told in (segment.mask, segment.dt))
+            every = start == first < length
             part = segment._replace(mask=mask, dt=dt, return_all_states=every, in_place=in_place)
-            inputs: list[Any] = [cache.state if isinstance(cache, ShippoCacheLayer) else cache for cache in caches]
-            inputs = inputs or [None] * len(self.layers)
+            inputs: list[Any] = [cache.state if isinstance(cache, ShippoCacheLayer) else None for cache in caches]
             if positions is not None:
-                packed = positions if segment.cu_seqlens is not None else None
-                args = (self.config, u[:, start:stop], attention_mask, past_key_values, packed)
+                args = self.config, u[:, cut], attention_mask, past_key_values, None if bounds is None else positions
                 for kind, make_mask in MASKS.items():
                     at_kind = [index for index, found in enumerate(self.config.kinds) if found == kind]
                     visible = make_mask(*args, layer_idx=at_kind[0]) if at_kind else None
                     for index in at_kind:
-                        inputs[index] = AttentionInputs(inputs[index], visible, positions[:, start:stop])
-            y, after = self.layers.run(u[:, start:stop], inputs, part)
+                        inputs[index] = AttentionInputs(caches[index], visible, positions[:, cut])
+            y, after = self.layers.run(u[:, cut], inputs, part)
             outputs.append(y)
-            num_new = stop - start if segment.part is None else segment.part.total
             for cache, state in zip(caches, after):
                 if isinstance(cache, ShippoCacheLayer):
                     for kept in [at(state, t) for t in range(stop - start)] if every else [state]:
-                        cache.store(kept, 1 if every else num_new)
-        return outputs[0] if len(outputs) == 1 else torch.cat(outputs, dim=1)
+                        cache.store(kept, 1 if every else num_new or stop - start)
+        u = self.norm(outputs[0] if len(outputs) == 1 else torch.cat(outputs, dim=1))
+        return BaseModelOutputWithPast(last_hidden_state=u, past_key_values=past_key_values)
 
-    def _caches(self, past_key_values: Cache) -> list[Any]:
-        """The layers of the cache, checked."""
+    def _caches(self, past_key_values: Cache | None) -> list[Any]:
+        """The layers of the cache, checked; `None` for each without one."""
+        if past_key_values is None:
+            return [None] * len(self.layers)
         caches = past_key_values.layers
         recurrent = [isinstance(cache, ShippoCacheLayer) for cache in caches]
         if recurrent != [kind == LAYER_TYPE for kind in self.config.kinds]:

@@ -23,25 +23,20 @@ from shippo_ssm.scan.packing import packing_of
 LAYER_TYPES = ("shippo", "full_attention", "sliding_attention")
 
 
-def check_layer_types(op: str, num_layers: int, layer_types: Sequence[str] | None, attention_every: int | None) -> None:
-    """Check the kinds of the layers of a hybrid, which one of the last two arguments may give."""
+def resolve_layer_types(op: str, num_layers: int, layer_types: Sequence[str] | None, attention_every: int | None) -> list[str]:
+    """The kind of every layer, checked: as given, or "full_attention" for each `attention_every`-th one, else "shippo"."""
     if attention_every is not None:
         expect_size(op, "attention_every", attention_every, "at least 2, or None", 2)
-    if layer_types is None:
-        return
-    if len(layer_types) != num_layers or set(layer_types) - set(LAYER_TYPES) or "shippo" not in layer_types:
-        raise ValueError(
-            f"{op}: `layer_types` is {list(layer_types)}; expected {num_layers} of {', '.join(map(repr, LAYER_TYPES))}, at "
-            "least one of them 'shippo'"
-        )
-    if attention_every is not None and list(layer_types) != resolve_layer_types(num_layers, None, attention_every):
-        raise ValueError(f"{op}: `layer_types` and `attention_every` differ; expected one of them; leave the other out")
-
-
-def resolve_layer_types(num_layers: int, layer_types: Sequence[str] | None, attention_every: int | None) -> list[str]:
-    """The kind of every layer: as given, or "full_attention" for each `attention_every`-th layer and "shippo" for the rest."""
     every = attention_every or num_layers + 1
-    return list(layer_types or ("shippo" if (index + 1) % every else "full_attention" for index in range(num_layers)))
+    regular = ["shippo" if (index + 1) % every else "full_attention" for index in range(num_layers)]
+    if layer_types is None:
+        return regular
+    if len(layer_types) != num_layers or set(layer_types) - set(LAYER_TYPES) or "shippo" not in layer_types:
+        expected = f"{num_layers} of {', '.join(map(repr, LAYER_TYPES))}, at least one of them 'shippo'"
+        raise ValueError(f"{op}: `layer_types` is {list(layer_types)}; expected {expected}")
+    if attention_every is not None and list(layer_types) != regular:
+        raise ValueError(f"{op}: `layer_types` and `attention_every` differ; expected one of them; leave the other out")
+    return list(layer_types)
 
 
 class AttentionCache(NamedTuple):
@@ -100,9 +95,7 @@ class CausalAttention(Mixer[AttentionCache]):
         if window is not None:
             expect_size("CausalAttention", "window", window, "at least 2 tokens, or None", 2)
         if d_model % (2 * n_heads):
-            raise ValueError(
-                f"CausalAttention: `d_model` is {d_model}; expected a multiple of {2 * n_heads} for {n_heads} heads"
-            )
+            raise ValueError(f"CausalAttention: `d_model` is {d_model}; expected a multiple of {2 * n_heads} for its heads")
         self.n_heads, self.d_head, self.window = n_heads, d_model // n_heads, window
         self.qkv_proj = nn.Linear(d_model, 3 * d_model, bias=bias)
         self.out_proj = nn.Linear(d_model, d_model, bias=bias)
@@ -162,10 +155,8 @@ class CausalAttention(Mixer[AttentionCache]):
         kinds = keys.is_floating_point() and values.is_floating_point() and positions.dtype == torch.int64
         if [tuple(part.shape) for part in state] != shapes or not kinds or {part.device for part in state} != {u.device}:
             came = ", ".join(f"{tuple(part.shape)} {part.dtype} on {part.device}" for part in state)
-            raise ValueError(
-                f"CausalAttention: `state` has {came}; expected floating keys and values and int64 positions of shapes "
-                f"{shapes} on {u.device}; make one with init_state(batch_size)"
-            )
+            expected = f"floating keys and values and int64 positions of shapes {shapes} on {u.device}"
+            raise ValueError(f"CausalAttention: `state` has {came}; expected {expected}; make one with init_state(batch_size)")
 
     def init_state(self, batch_size: int, like: Tensor | None = None) -> AttentionCache:
         like = self.qkv_proj.weight if like is None else like

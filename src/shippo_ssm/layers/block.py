@@ -83,7 +83,7 @@ class Bidirectional(Mixer[None]):
         super().__init__(forward_mixer.d_model)
         if backward_mixer.d_model != self.d_model or backward_mixer is forward_mixer:
             raise ValueError(
-                f"Bidirectional: `backward_mixer` is not a second one of width {self.d_model}; make one per direction"
+                f"Bidirectional: `backward_mixer` is no second one of width {self.d_model}; make one per direction"
             )
         self.forward_mixer, self.backward_mixer = forward_mixer, backward_mixer
 
@@ -182,17 +182,9 @@ class ShippoBackbone(Mixer[list[ShippoState]]):
     supports_dt = True
 
     def __init__(
-        self,
-        d_model: int,
-        n_layers: int,
-        *,
-        norm_eps: float = 1e-5,
-        preset: str | None = "language",
-        dropout: float = 0.0,
-        device: torch.device | str | None = None,
-        dtype: torch.dtype | None = None,
-        **options: Any,
-    ) -> None:
+        self, d_model: int, n_layers: int, *, norm_eps: float = 1e-5, preset: str | None = "language", dropout: float = 0.0,
+        device: torch.device | str | None = None, dtype: torch.dtype | None = None, **options: Any,
+    ) -> None:  # fmt: skip
         super().__init__(d_model)
         spec, place = make_spec("ShippoBackbone", preset, **options), {"device": device, "dtype": dtype}
         layers = (Shippo(d_model, spec=spec, layer_idx=index, **place) for index in range(n_layers))

@@ -92,8 +92,12 @@ def shippo_cell(
             expect_shape(op, "mask", mask, ("B", "T"), sizes)
             if mask.dtype != torch.bool:
                 raise ValueError(f"{op}: `mask` {_came(mask)}; expected torch.bool, True at real positions")
-        if initial_state is not None:
-            _check_cell_state(op, initial_state, zeros())
+        if initial_state is not None and not isinstance(initial_state, CellState):
+            raise ValueError(f"{op}: `initial_state` is a {type(initial_state).__name__}; expected a CellState")
+        for name, tensor, expected in zip(CellState._fields, initial_state or (), zeros()):
+            if not isinstance(tensor, Tensor) or tensor.shape != expected.shape:
+                came = f"has shape {tuple(tensor.shape)}" if isinstance(tensor, Tensor) else _came(tensor)
+                raise ValueError(f"{op}: `initial_state.{name}` {came}; expected {tuple(expected.shape)}, as the operands have")
         return describe_recurrence(given, cu_seqlens) | {
             "`initial_state` is there": initial_state is not None,
             "a gradient of `value` or another operand is asked for": asks_gradients(*given, mix, *(initial_state or ())),
@@ -120,7 +124,7 @@ def run_cell(
 ) -> tuple[Tensor, CellState]:
     """`shippo_cell` of a normalised record, from the state `before`; its write and value may lack the axis of rank one, and
     are zero where it is `fresh`."""
-    last_source = None
+    last_source = bounds = None
     if segment.part is not None:
         # What goes to other ranks has one dtype, and a source may come from there.
         recurrence, fresh = recurrence.normalised(), False
@@ -151,7 +155,16 @@ def run_cell(
     )
     assert memory is not None
     if last_source is None:
-        last_source = (_last(*pair, segment.cu_seqlens) for pair in zip((write, value), before[1:]))
+        last_source = before[1:]
+        if bounds is not None and value.shape[1]:
+            # An empty sequence keeps what stood before it.
+            ends, filled = (bounds[1:] - 1).clamp_min(0), bounds.diff() > 0
+            last_source = [
+                torch.where(filled.view(-1, *[1] * (kept.ndim - 1)), tensor[0, ends].view_as(kept), kept)
+                for tensor, kept in zip((write, value), before[1:])
+            ]
+        elif value.shape[1]:
+            last_source = [tensor[:, -1].view_as(kept) for tensor, kept in zip((write, value), before[1:])]
     return y, CellState(memory, *(tensor.to(memory.dtype) for tensor in last_source))
 
 
@@ -249,28 +262,8 @@ def _enter_part(recurrence: Recurrence, before: CellState, segment: Segment) -> 
     return CellState(keep_in_graph(segment.part.first(before.memory), write, value), write, value), (last_write, last_value)
 
 
-def _check_cell_state(op: str, state: CellState, like: CellState) -> None:
-    if not isinstance(state, CellState):
-        raise ValueError(f"{op}: `initial_state` is a {type(state).__name__}; expected a CellState of an earlier call")
-    for name, tensor, expected in zip(CellState._fields, state, like):
-        if not isinstance(tensor, Tensor) or tensor.shape != expected.shape:
-            came = f"has shape {tuple(tensor.shape)}" if isinstance(tensor, Tensor) else _came(tensor)
-            raise ValueError(f"{op}: `initial_state.{name}` {came}; expected {tuple(expected.shape)}, that of these operands")
-
-
 def _came(thing: Any) -> str:
     return f"has dtype {thing.dtype}" if type(thing) is Tensor else f"is a {type(thing).__name__}"
-
-
-def _last(tensor: Tensor, before: Tensor, cu_seqlens: Tensor | None) -> Tensor:
-    """`tensor` [B, T, ...] at the last position of each sequence, or what stood `before` an empty one, in its shape."""
-    if not tensor.shape[1]:
-        return before
-    if cu_seqlens is None:
-        return tensor[:, -1].view_as(before)
-    last = tensor[0, (cu_seqlens[1:] - 1).clamp_min(0).to(torch.int64)].view_as(before)
-    filled = (cu_seqlens.diff() > 0).view(-1, *[1] * (last.ndim - 1))
-    return torch.where(filled, last, before)
 
 
 def _hold(recurrence: Recurrence, before: CellState, mask: Tensor) -> Recurrence:

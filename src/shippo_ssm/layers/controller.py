@@ -74,8 +74,8 @@ class Controller(NoWeightDecay):
         self.read_proj = nn.Linear(channels, self.num_sets * spec.d_state, bias=False, **place)
         self.down_proj = nn.Linear(channels, rank, bias=False, **place) if rank else None
         self.scalar_proj = nn.Linear(rank or channels, len(SCALARS) * num_groups, bias=False, **place)
-        self.right_proj, self.right_bias = None, None
         self.scalar_bias = nn.Parameter(torch.empty(len(SCALARS), num_groups, **place))
+        self.right_proj = self.right_bias = None
         if self.num_coordinates:
             width = rank if rank and spec.low_rank_right else channels
             self.right_proj = nn.Linear(width, num_groups * self.num_coordinates, bias=False, **place)

@@ -38,10 +38,13 @@ class OnlineMemory:
     """Generator: [N, N], or the diagonal [N] (complex)."""
     B: np.ndarray
     """Input vector [N]."""
-    scaled: bool = False
-    """Whether time divides: t C' = A C + B f^T."""
     flow: Callable[[np.ndarray], np.ndarray] | None = None
-    """For a scaled memory, left as a function of the ratios s / t; the matrix exponential by default."""
+    """Of a scaled memory, t C' = A C + B f^T: left [K, N, N] as a function of s / t [K]; `None` for a stationary one."""
+
+    @property
+    def scaled(self) -> bool:
+        """Whether time divides."""
+        return self.flow is not None
 
     @property
     def diagonal(self) -> bool:
@@ -61,18 +64,14 @@ class OnlineMemory:
             step: lengths of the steps, one for all or [K]; a step of length 0 changes nothing.
         """
         times, step = np.broadcast_arrays(np.asarray(times, dtype=np.float64), np.asarray(step, dtype=np.float64))
-        if self.scaled:
+        if self.flow is not None:
             ratios = np.divide(times - step, times, out=np.ones_like(times), where=step > 0).clip(0)
             ratios, index = np.unique(ratios, return_inverse=True)
-            ages = -np.log(np.maximum(ratios, 1e-300))
-            if self.flow is not None:
-                left = np.array(self.flow(ratios))
-            else:
-                left = np.exp(ages[:, None] * self.A) if self.diagonal else np.stack([expm(age * self.A) for age in ages])
+            left = np.array(self.flow(ratios))
             left[ratios == 0] = 0
             left = left[index]
-            resting = -self.B / self.A if self.diagonal else -np.linalg.solve(self.A, self.B)
-            return left, resting - (left * resting if self.diagonal else left @ resting)
+            resting = -np.linalg.solve(self.A, self.B)
+            return left, resting - left @ resting
         # One exponential for each length that occurs.
         lengths, index = np.unique(step, return_inverse=True)
         lengths = lengths[:, None]
@@ -94,37 +93,24 @@ def online_memory(measure: Any, d_state: int = 32, theta: float = 64.0) -> Onlin
 
     Args:
         measure: "legs" (the whole past, scaled), "legt" (a window of `theta` tokens), "s4d" (complex diagonal
-            a_n = -1/2 + i pi n), an `OnlineMemory`, or an object with A and B: arrays [N, N] or [N] and [N], or functions of
-            time that are constant or fall as 1/t, as the measures of `shippo_ssm.projection` have them.
+            a_n = -1/2 + i pi n), a measure of `shippo_ssm.projection`, or an `OnlineMemory`.
         d_state: N, for a name.
         theta: window of "legt", in units of time.
     """
     if isinstance(measure, OnlineMemory):
         return measure
+    # Loads on first use: few layers need the measures.
+    from shippo_ssm.projection import LegS, LegT, Measure
+
     if isinstance(measure, str):
-        if measure not in ("legs", "legt", "s4d"):
-            raise ValueError(f"lift: `measure` is {measure!r}; expected 'legs', 'legt', 's4d' or an object with A and B")
         expect_size("lift", "d_state", d_state)
         if measure == "s4d":
             return OnlineMemory(-0.5 + 1j * np.pi * np.arange(d_state), np.ones(d_state, dtype=np.complex128))
-        # Loads on first use: few layers need the measures.
-        from shippo_ssm.projection import LegS, LegT
-
-        measure = LegS(d_state) if measure == "legs" else LegT(d_state, theta)
-    if not hasattr(measure, "A") or not hasattr(measure, "B"):
-        raise ValueError(f"lift: `measure` is a {type(measure).__name__} without A and B; expected a name or a measure")
-    if not callable(measure.A):
-        A, B = np.asarray(measure.A), np.asarray(measure.B)
-        if A.shape not in ((len(B),), (len(B), len(B))):
-            raise ValueError(f"lift: `measure` has A, B of shapes {A.shape}, {B.shape}; expected [N, N] or [N], and [N]")
-        return OnlineMemory(A, B)
-    now, later, B = map(np.asarray, (measure.A(1.0), measure.A(2.0), measure.B(1.0)))
-    if np.allclose(now, later, rtol=1e-12, atol=0):
-        return OnlineMemory(now, B)
-    if np.allclose(now, 2 * later, rtol=1e-12, atol=0):
-        flow = getattr(measure, "flow", None)
-        return OnlineMemory(now, B, True, None if flow is None else lambda ratios: np.array(flow(np.ones_like(ratios), ratios)))
-    raise ValueError("lift: `measure` has an A(t) that is neither constant nor 1/t; expected one of the two")
+        measure = LegS(d_state) if measure == "legs" else LegT(d_state, theta) if measure == "legt" else measure
+    if not isinstance(measure, Measure):
+        raise ValueError(f"lift: `measure` is {measure!r:.60}; expected 'legs', 'legt', 's4d', a measure or an OnlineMemory")
+    flow = None if measure.stationary else lambda ratios: measure.flow(np.ones_like(ratios), ratios)
+    return OnlineMemory(measure.A(1.0), measure.B(1.0), flow)
 
 
 class LiftState(NamedTuple):
@@ -170,8 +156,7 @@ class LiftedMemory(Mixer[LiftState]):
             nn.init.normal_(self.right_proj.weight, std=0.02)
             self.right_bias = nn.Parameter(self.right.init_coordinates().repeat(self.num_groups, 1))
         # The real and imaginary part of a complex reading vector are two parameters, so that every dtype and optimiser works.
-        self._table = self._tabulate(1)
-        parts = 2 if self._table[1].is_complex() else 1
+        parts = 2 if np.iscomplexobj(memory.A) else 1
         self.read = nn.Parameter(torch.randn(parts, self.num_groups, memory.order, group_width) / memory.order**0.5)
         self.skip = nn.Parameter(torch.ones(d_model))
 
@@ -195,10 +180,7 @@ class LiftedMemory(Mixer[LiftState]):
         if state is None:
             state = fresh
         elif not isinstance(state, LiftState) or state.memory.shape != fresh.memory.shape:
-            raise ValueError(
-                f"LiftedMemory: `state` does not fit; expected a LiftState with memory {tuple(fresh.memory.shape)}; the state "
-                "belongs to another model or batch"
-            )
+            raise ValueError(f"LiftedMemory: `state` is of another model or batch; expected memory {tuple(fresh.memory.shape)}")
         y, state = self._move(u, state, dt)
         return (y if mask is None else y * mask.unsqueeze(-1)) if packing is None else packing.unpad(y), state
 
@@ -218,7 +200,9 @@ class LiftedMemory(Mixer[LiftState]):
         value = u.unflatten(-1, (self.num_groups, self.group_width)).to(dtype)
         passed = torch.ones_like(u[..., 0], dtype=torch.float64) if dt is None else dt.detach().to(torch.float64)
         times = state.time.unsqueeze(1) + passed.cumsum(1)
-        left, gain = self._steps(times, None if dt is None else passed, dtype)
+        lengths = passed if self.memory.scaled else passed * self.interval
+        both = self.memory.steps(times.flatten().cpu().numpy(), lengths.flatten().cpu().numpy())
+        left, gain = (torch.from_numpy(part).to(times.device, dtype).unflatten(0, times.shape) for part in both)
         right = self.right_actions(u, dt)
         # The scan takes [B, G, T, ...]: every group has its own frame and the same left factor.
         left = left.unsqueeze(1).expand(-1, self.num_groups, *left.shape[1:])
@@ -233,44 +217,15 @@ class LiftedMemory(Mixer[LiftState]):
         y = y.flatten(-2).to(u.dtype) + self.skip.to(u.dtype) * u
         return y, LiftState(memories[:, :, -1], times[:, -1])
 
-    def _steps(self, times: Tensor, passed: Tensor | None, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-        """left and gain of the steps of length `passed` [B, T] (`None`: one each) that end at `times` [B, T]."""
-        if passed is not None or (self.memory.scaled and bool((times.frac() != 0).any())):
-            lengths = torch.ones_like(times) if passed is None else passed
-            lengths = (lengths if self.memory.scaled else lengths * self.interval).flatten().cpu().numpy()
-            both = self.memory.steps(times.flatten().cpu().numpy(), lengths)
-            left, gain = (torch.tensor(part).to(times.device, dtype).unflatten(0, times.shape) for part in both)
-            return left, gain
-        rows = torch.zeros_like(times, dtype=torch.int64)
-        if self.memory.scaled:
-            rows = times.to(torch.int64) - 1
-            needed = int(rows.max()) + 1
-            if needed > len(self._table[1]):
-                self._table = self._tabulate(2 * needed)
-        left, gain = (table.to(times.device, dtype) for table in self._table)
-        return left[rows], gain[rows]
-
-    def _tabulate(self, count: int) -> tuple[Tensor, Tensor]:
-        """left and gain of the first `count` steps, in float64 on the CPU."""
-        left, gain = self.memory.steps(np.arange(1, count + 1), 1.0 if self.memory.scaled else self.interval)
-        with torch.device("cpu"):
-            return torch.tensor(left), torch.tensor(gain)
-
 
 def lift(
-    measure: Any,
-    right: str | RightAction = "split",
-    *,
-    d_model: int,
-    d_state: int = 32,
-    group_width: int = 4,
-    step: float | None = None,
-    theta: float = 64.0,
-) -> LiftedMemory:
+    measure: Any, right: str | RightAction = "split", *, d_model: int, d_state: int = 32, group_width: int = 4,
+    step: float | None = None, theta: float = 64.0,
+) -> LiftedMemory:  # fmt: skip
     """Turn a fixed online memory into a transported layer: H_t = left_t H_{t-1} R_t + gain_t u_t^T.
 
     Args:
-        measure: "legs", "legt", "s4d", or an object with A and B; see `online_memory`.
+        measure: "legs", "legt", "s4d", a measure or an `OnlineMemory`; see `online_memory`.
         right: "split", "dense", "none", or a family of width P. "none" is the ordinary layer.
         d_model: channels.
         d_state: N, for a measure given by name.

@@ -158,9 +158,8 @@ class Mixer(nn.Module, ABC, Generic[State]):
             `output_state=True`.
         """
         if unknown:
-            raise UnknownOption(
-                type(self).__name__, next(iter(unknown)), ("state", "output_state", *SegmentOptions.__annotations__)
-            )
+            known = ("state", "output_state", *SegmentOptions.__annotations__)
+            raise UnknownOption(type(self).__name__, next(iter(unknown)), known)
         if segment is None:
             segment = check_segment(self, u, attention_mask, cu_seqlens, group, dt)
         if segment is not WHOLE:
@@ -198,7 +197,7 @@ class Mixer(nn.Module, ABC, Generic[State]):
         u = u.unsqueeze(1)
         segment = check_segment(self, u, dt=dt.unsqueeze(-1) if isinstance(dt, Tensor) else dt)
         if in_place:
-            segment = IN_PLACE if segment is WHOLE else segment._replace(in_place=True)
+            segment = segment._replace(in_place=True)
         y, after = self(u, state, segment, output_state=True)
         return y.squeeze(1), after
 
@@ -206,8 +205,8 @@ class Mixer(nn.Module, ABC, Generic[State]):
         """`run` with the state after every position, one position after another."""
         outputs, states = [], []
         for t, position in enumerate(u.split(1, dim=1)):
-            alone = WHOLE if segment.dt is None else Segment(dt=segment.dt[:, t : t + 1])
-            y, state = self.run(position, state, alone)
+            mask, dt = (None if told is None else told[:, t : t + 1] for told in (segment.mask, segment.dt))
+            y, state = self.run(position, state, Segment(mask, dt=dt))
             outputs.append(y)
             states.append(state)
         return torch.cat(outputs, dim=1), map_states(lambda *tensors: torch.stack(tensors), *states)
@@ -229,42 +228,43 @@ class Mixer(nn.Module, ABC, Generic[State]):
 
 
 def check_segment(
-    module: nn.Module,
-    u: Tensor,
-    attention_mask: Tensor | None = None,
-    cu_seqlens: Tensor | None = None,
-    group: ProcessGroup | None = None,
-    dt: Tensor | None = None,
-) -> Segment:
-    """Check `u` [B, T, ..] and what `module`, which will run, was told about its positions, on all ranks of `group` at once."""
-    op, problem = type(module).__name__, ""
+    module: nn.Module, u: Tensor, attention_mask: Tensor | None = None, cu_seqlens: Tensor | None = None,
+    group: ProcessGroup | None = None, dt: Tensor | None = None, is_part: bool = False,
+) -> Segment:  # fmt: skip
+    """Check `u` [B, T, ..] and what `module`, which will run, was told about its positions, on all ranks of `group` at once.
+
+    With `is_part`, `u` is a rank's part of the row that `cu_seqlens` cuts.
+    """
+    if group is not None:
+        return _check_on_all_ranks(module, u, group, attention_mask=attention_mask, cu_seqlens=cu_seqlens, dt=dt)
+    op = type(module).__name__
     if isinstance(module, Mixer):
-        width = module.d_model
         if isinstance(u, PackedSequence) or (isinstance(u, Tensor) and u.is_nested):
             kind = "PackedSequence" if isinstance(u, PackedSequence) else "nested tensor"
-            problem = f"`u` is a {kind}; expected [B, T, d_model]; pad it and pass `attention_mask`, or pass `cu_seqlens`"
-        elif not isinstance(u, Tensor) or u.ndim != 3 or u.shape[-1] != width:
-            problem = f"`u` is {_describe(u)}; expected [B, T, d_model] with d_model = {width}; reshape or project it first"
-        elif u.is_floating_point() == module.reads_tokens:
-            wanted = "integers" if module.reads_tokens else "a floating dtype; embed token ids first"
-            problem = f"`u` has dtype {u.dtype}; expected {wanted}"
+            remedy = "pad it and pass `attention_mask`, or pass `cu_seqlens`"
+            raise ValueError(f"{op}: `u` is a {kind}; expected [B, T, d_model]; {remedy}")
+        if not isinstance(u, Tensor) or u.ndim != 3 or u.shape[-1] != module.d_model:
+            expected = f"[B, T, d_model] with d_model = {module.d_model}; reshape or project it first"
+            raise ValueError(f"{op}: `u` is {_describe(u)}; expected {expected}")
+        if u.is_floating_point() == module.reads_tokens:
+            expected = "integers" if module.reads_tokens else "a floating dtype; embed token ids first"
+            raise ValueError(f"{op}: `u` has dtype {u.dtype}; expected {expected}")
+    if attention_mask is None and cu_seqlens is None and dt is None:
+        return WHOLE
+    if cu_seqlens is not None:
+        if attention_mask is not None:
+            raise ValueError(f"{op}: `attention_mask` came with `cu_seqlens`; expected one of them; pack without padding")
+        check_cu_seqlens(op, cu_seqlens, u.shape[0], None if is_part else u.shape[1], u.device)
+    mask = None if attention_mask is None else _check_mask(op, u, attention_mask)
+    return Segment(mask, cu_seqlens, dt=None if dt is None else _check_dt(op, u, dt, mask))
 
-    def make(cut: bool) -> Segment:
-        if problem:
-            raise ValueError(f"{op}: {problem}")
-        if cu_seqlens is not None:
-            if attention_mask is not None:
-                raise ValueError(f"{op}: `attention_mask` came with `cu_seqlens`; expected one of them; pack without padding")
-            check_cu_seqlens(op, cu_seqlens, u.shape[0], None if cut else u.shape[1], u.device)
-        mask = None if attention_mask is None else _check_mask(op, u, attention_mask)
-        return Segment(mask, cu_seqlens, dt=None if dt is None else _check_dt(op, u, dt, mask))
 
-    if group is None:
-        return WHOLE if not problem and attention_mask is None and cu_seqlens is None and dt is None else make(cut=False)
+def _check_on_all_ranks(module: nn.Module, u: Tensor, group: ProcessGroup, **told: Any) -> Segment:
+    op, cu_seqlens, dt = type(module).__name__, told["cu_seqlens"], told["dt"]
     found: list[Segment] = []
 
     def facts() -> dict[str, Any]:
-        found.append(make(cut=True))
+        found.append(check_segment(module, u, **told, is_part=True))
         shapes = [(name, tuple(parameter.shape)) for name, parameter in module.named_parameters()]
         return {
             "T": u.shape[1],
@@ -284,14 +284,10 @@ def check_segment(
 def last_positions(u: Tensor, segment: Segment) -> Tensor:
     """[num_sequences] indices into the flattened [B T] of the last real position of every sequence of `u` [B, T, ..]."""
     if segment.part is not None or not u.shape[1]:
-        raise ValueError(
-            "SequenceModel: `pool` is 'last' with `group` or without positions; expected whole, nonempty sequences"
-        )
+        raise ValueError("SequenceModel: `pool` is 'last' without positions or with `group`; expected nonempty sequences")
     if segment.cu_seqlens is not None:
         if is_readable(segment.cu_seqlens) and not bool(segment.cu_seqlens.diff().all()):
-            raise ValueError(
-                "SequenceModel: `cu_seqlens` has an empty sequence; expected a last position for `pool`; leave it out"
-            )
+            raise ValueError("SequenceModel: `cu_seqlens` has an empty sequence; expected a last position for `pool`")
         return segment.cu_seqlens[1:].long() - 1
     columns = torch.arange(u.shape[1], device=u.device).expand(u.shape[:2])
     last = (columns if segment.mask is None else columns * segment.mask).amax(1)
@@ -302,14 +298,9 @@ def _check_mask(op: str, u: Tensor, attention_mask: Tensor) -> Tensor:
     """The mask of `u` [B, T, ..] as bool; an integer mask must be of 0 and 1."""
     shape = tuple(u.shape[:2])
     if not isinstance(attention_mask, Tensor) or tuple(attention_mask.shape) != shape:
-        raise ValueError(
-            f"{op}: `attention_mask` is {_describe(attention_mask)}; expected [B, T] = {shape}, one entry per position of `u`"
-        )
+        raise ValueError(f"{op}: `attention_mask` is {_describe(attention_mask)}; expected [B, T] = {shape}, as `u` has")
     if attention_mask.is_floating_point() or attention_mask.is_complex():
-        raise ValueError(
-            f"{op}: `attention_mask` has dtype {attention_mask.dtype}; expected bool or integers 0 and 1; pass the padding "
-            "mask, not an additive one"
-        )
+        raise ValueError(f"{op}: `attention_mask` has dtype {attention_mask.dtype}; expected bool or integers 0 and 1")
     # The values of an integer mask are looked at where that costs nothing: not on a GPU, not while tracing.
     looked_at = attention_mask.dtype != torch.bool and is_readable(attention_mask)
     if looked_at and not bool(((attention_mask == 0) | (attention_mask == 1)).all()):
@@ -322,17 +313,12 @@ def _check_dt(op: str, u: Tensor, dt: Tensor, mask: Tensor | None) -> Tensor:
     shape = tuple(u.shape[:2])
     if not isinstance(dt, Tensor) or tuple(dt.shape) != shape or not dt.is_floating_point():
         came = f"{_describe(dt)} and dtype {dt.dtype}" if isinstance(dt, Tensor) else _describe(dt)
-        raise ValueError(
-            f"{op}: `dt` is {came}; expected floating [B, T] = {shape}, the time since the previous sample at every position "
-            "([B] in `step`)"
-        )
+        raise ValueError(f"{op}: `dt` is {came}; expected floating [B, T] = {shape}, times since the sample before")
     expect_placement(op, "dt", dt, u.device, FLOATS)
     dt = dt if mask is None else torch.where(mask, dt, 0)
     # Steps are float32 at least.
     if is_readable(dt) and not bool(((dt >= 0) & (dt <= MAX_DT)).all()):
-        raise ValueError(
-            f"{op}: `dt` has negative, infinite or NaN entries; expected finite times of 0 or more; sort the samples by time"
-        )
+        raise ValueError(f"{op}: `dt` has negative, infinite or NaN entries; expected finite times >= 0; sort the samples")
     return dt
 
 

@@ -70,7 +70,11 @@ class RMSNorm(nn.RMSNorm):
                 return _Normed.apply(input.contiguous(), weight, eps)  # pyright: ignore[reportReturnType]
             if not torch.is_grad_enabled() and input.is_contiguous():
                 return _Normed.forward(None, input, weight, eps)
-        return super().forward(input)
+        if weight is None or input.dtype == weight.dtype:
+            return super().forward(input)
+        # torch warns of two dtypes, which autocast and half-precision models make, and computes in the wider one.
+        wide = torch.promote_types(input.dtype, weight.dtype)
+        return F.rms_norm(input.to(wide), weight.shape, weight.to(wide), eps).to(input.dtype)
 
 
 class NoDecayNorm(NoWeightDecay, RMSNorm):

@@ -69,16 +69,9 @@ class Shippo(Mixer[ShippoState], NoWeightDecay):
     no_weight_decay = ("drift_log", "skip", "initial_memory")
 
     def __init__(
-        self,
-        d_model: int,
-        *args: Any,
-        preset: str | None = None,
-        spec: ShippoSpec | None = None,
-        layer_idx: int | None = None,
-        device: torch.device | str | None = None,
-        dtype: torch.dtype | None = None,
-        **options: Any,
-    ) -> None:
+        self, d_model: int, *args: Any, preset: str | None = None, spec: ShippoSpec | None = None, layer_idx: int | None = None,
+        device: torch.device | str | None = None, dtype: torch.dtype | None = None, **options: Any,
+    ) -> None:  # fmt: skip
         if spec is not None and (args or options or preset):
             extra = preset or args or ", ".join(options)
             raise ValueError(f"Shippo: `spec` came with {extra}; expected one of them; change the spec")
@@ -111,9 +104,9 @@ class Shippo(Mixer[ShippoState], NoWeightDecay):
             self.state_shapes["controller"] = (spec.controller_conv - 1, d_inner)
         self.reset_parameters()
         # A layer built in half precision keeps these parameters in float32 as well.
-        if compute_dtype(self.drift_log.dtype) != self.drift_log.dtype:
-            for parameter in self.no_weight_decay_parameters():
-                parameter.data = parameter.data.float()
+        for parameter in self.parameters():
+            if getattr(parameter, "_no_weight_decay", False):
+                parameter.data = parameter.data.to(compute_dtype(parameter.dtype))
 
     def reset_parameters(self) -> None:
         """Start anew, as the spec says; what it does not speak of starts as linear layers and convolutions do."""
@@ -123,13 +116,9 @@ class Shippo(Mixer[ShippoState], NoWeightDecay):
         self.out_proj.reset_parameters()
         spec, into = self.spec, self.in_proj.weight
         with torch.no_grad():
-            # Every group starts from the same N rates; the eigenvalues of "legs" turn, so that of them the real part counts.
-            rates = {
-                "geometric": np.geomspace(1 / spec.memory_length, 1.0, spec.d_state),
-                "s4d-real": np.arange(1.0, spec.d_state + 1),
-                "legs": np.full(spec.d_state, 0.5),
-            }[spec.drift_init]
-            for index, rate in enumerate(rates.tolist()):
+            # Every group starts from the same N rates.
+            geometric, real = np.geomspace(1 / spec.memory_length, 1.0, spec.d_state), np.arange(1.0, spec.d_state + 1)
+            for index, rate in enumerate((geometric if spec.drift_init == "geometric" else real).tolist()):
                 self.drift_log[:, index] = rate
             self.drift_log.log_()
             self.skip.fill_(1.0)
@@ -253,15 +242,9 @@ vars(Shippo.__init__)["__signature__"] = _signature()
 
 
 def warmup(
-    d_model: int = 128,
-    *,
-    batch_size: int = 2,
-    length: int = 64,
-    dtype: torch.dtype = torch.float32,
-    training: bool = True,
-    decoding: bool = True,
-    **options: Any,
-) -> float:
+    d_model: int = 128, *, batch_size: int = 2, length: int = 64, dtype: torch.dtype = torch.float32, training: bool = True,
+    decoding: bool = True, **options: Any,
+) -> float:  # fmt: skip
     """Compile the CPU kernels of `Shippo(d_model, **options)` and keep them on disk, so that no later process waits for them.
 
     Kernels belong to the sizes of a group (`d_state`, `group_width`), the right action, the dtype and the processor; few depend

@@ -41,7 +41,7 @@ PRESETS: dict[str, dict[str, Any]] = {
 }
 # What the words of a start may be.
 WORDS = {
-    "drift_init": ("geometric", "s4d-real", "legs"),
+    "drift_init": ("geometric", "s4d-real"),
     "in_init": ("identity", "random"),
     "conv_init": ("identity", "staggered", "random"),
     "read_init": ("write", "next", "random"),
@@ -110,8 +110,8 @@ class ShippoSpec:
     initial_state_std: float = 0.3
     """Spread of H_0 at the start, in units of 1 / sqrt(N): enough to read products from, little beside what is written."""
     drift_init: str = "geometric"
-    """Where the N drifts of every group start: "geometric", from -1 / memory_length to -1 in equal ratios; "s4d-real", -1 to
-    -N, the eigenvalues of LegS; or "legs", the real part of those of its normal part, -1/2: all slots forget equally slowly."""
+    """Where the N drifts of every group start: "geometric", from -1 / memory_length to -1 in equal ratios; or "s4d-real", -1 to
+    -N, the eigenvalues of LegS."""
     memory_length: float = 1e6
     """Tokens that the slowest slot remembers at a unit step, for "geometric". A product of right actions is read from a memory
     that fades: with 4,096 words of A5 are lost from some hundred elements on, however exact the actions are."""
@@ -164,9 +164,8 @@ class ShippoSpec:
         if channels < 1 or channels != self.expand * d_model:
             raise ValueError(f"Shippo: `expand` is {self.expand} with d_model = {d_model}; expected a whole number of channels")
         if channels % self.group_width:
-            raise ValueError(
-                f"Shippo: `group_width` is {self.group_width} with d_model * expand = {channels} channels; expected a divisor"
-            )
+            came = f"`group_width` is {self.group_width} with d_model * expand = {channels} channels"
+            raise ValueError(f"Shippo: {came}; expected a divisor")
         return channels
 
     def num_sets(self, num_groups: int) -> int:

@@ -71,10 +71,7 @@ class StreamingLayer(nn.Module):
         if not ((steps >= 0) & (steps < np.inf)).all():
             raise ValueError("StreamingLayer: `dt` is negative or not finite; expected times >= 0; sort the samples")
         if turn is not None and (turn.shape[:2] != lead or turn.shape[2:] not in ((3,), (turn.shape[-1],) * 2)):
-            raise ValueError(
-                f"StreamingLayer: `turn` has shape {tuple(turn.shape)}; expected rotation vectors {(*lead, 3)} or "
-                "generators [B, T, w, w]"
-            )
+            raise ValueError(f"StreamingLayer: `turn` has shape {tuple(turn.shape)}; expected {(*lead, 3)} or [B, T, w, w]")
         generator = cross_matrix(turn) if turn is not None and turn.ndim == 3 else turn
         width = 1 if generator is None else generator.shape[-1]
         if self.channels % width:

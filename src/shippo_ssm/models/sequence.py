@@ -17,9 +17,9 @@ from torch import Tensor, nn
 from shippo_ssm._expect import expect_fields, expect_real
 from shippo_ssm.actions.families import FAMILIES
 from shippo_ssm.layers import Block, CausalAttention, Shippo, ShippoSpec, Stack
-from shippo_ssm.layers.attention import check_layer_types, resolve_layer_types
+from shippo_ssm.layers.attention import resolve_layer_types
 from shippo_ssm.layers.linear import Linear
-from shippo_ssm.layers.mixer import IN_PLACE, WHOLE, Segment, SegmentOptions, check_segment, last_positions
+from shippo_ssm.layers.mixer import WHOLE, Segment, SegmentOptions, check_segment, last_positions
 from shippo_ssm.layers.rows import RMSNorm
 from shippo_ssm.models.baselines import FreeMixer, GRUMixer, LSTMMixer, MambaMixer, transformer_block
 
@@ -89,7 +89,7 @@ class SequenceConfig(ShippoSpec):
         expect_real("SequenceConfig", "norm_eps", self.norm_eps, "a small number, 0 or more", 0)
         if self.layer_types is not None:
             object.__setattr__(self, "layer_types", tuple(self.layer_types))
-        check_layer_types("SequenceConfig", self.n_layers, self.layer_types, self.attention_every)
+        resolve_layer_types("SequenceConfig", self.n_layers, self.layer_types, self.attention_every)
 
     @property
     def spec(self) -> ShippoSpec:
@@ -142,7 +142,7 @@ class SequenceModel(nn.Module):
             head = Heads(width, config.num_outputs, num_classes)
         self.embedding = nn.Identity() if embedding is None else embedding
         self.in_proj = Linear(width, width)
-        kinds = resolve_layer_types(config.n_layers, config.layer_types, config.attention_every)
+        kinds = resolve_layer_types("SequenceModel", config.n_layers, config.layer_types, config.attention_every)
         self.layers = Stack(self._block(index, kind) for index, kind in enumerate(kinds))
         if config.branch_init == "depth":
             self.layers.scale_branches()
@@ -194,8 +194,9 @@ class SequenceModel(nn.Module):
             segment = check_segment(self, u, **options)
         if self.config.pool is not None:
             segment = segment._replace(positions=last_positions(u, segment))
-        features, after = self._run(u, states, segment)
-        return (self.head(features), after) if output_state else self.head(features)
+        u, after = self.layers.run(u, states, segment)
+        logits = self.head(self.out_proj(self.norm(u)))
+        return (logits, after) if output_state else logits
 
     def features(self, inputs: Any, asked: Tensor | None = None) -> Tensor:
         """The inputs of the head, for losses at few positions: `model.head(model.features(inputs, asked))`.
@@ -208,26 +209,21 @@ class SequenceModel(nn.Module):
             [B, T, d_model], or [n, d_model] at the n selected positions, in their order.
         """
         segment = WHOLE if asked is None else Segment(positions=asked.flatten().nonzero().squeeze(1))
-        return self._run(self.in_proj(self.embedding(inputs)), None, segment)[0]
+        u, _ = self.layers.run(self.in_proj(self.embedding(inputs)), None, segment)
+        return self.out_proj(self.norm(u))
 
     def step(
         self, inputs: Tensor, states: Sequence[Any] | None = None, *, dt: Tensor | None = None, in_place: bool = False
     ) -> tuple[Tensor, list[Any]]:
         """One position: `inputs`, `dt` and logits without the T dimension. `in_place` allows to overwrite `states`."""
-        segment = IN_PLACE if in_place else WHOLE
-        if dt is not None:
-            times = dt.unsqueeze(1) if isinstance(dt, Tensor) else dt
-            segment = check_segment(self, inputs.unsqueeze(1), dt=times)._replace(in_place=in_place)
-        logits, after = self(inputs.unsqueeze(1), states, segment=segment, output_state=True)
+        inputs = inputs.unsqueeze(1)
+        segment = check_segment(self, inputs, dt=dt.unsqueeze(1) if isinstance(dt, Tensor) else dt)
+        logits, after = self(inputs, states, segment=segment._replace(in_place=in_place), output_state=True)
         return logits if self.config.pool else logits.squeeze(1), after
 
     def init_state(self, batch_size: int) -> list[Any]:
         """The states of all layers before the first position."""
         return self.layers.init_state(batch_size)
-
-    def _run(self, u: Tensor, states: Sequence[Any] | None, segment: Segment) -> tuple[Tensor, list[Any]]:
-        u, after = self.layers.run(u, states, segment)
-        return self.out_proj(self.norm(u)), after
 
     def _block(self, index: int, kind: str) -> Block:
         config, width = self.config, self.config.d_model

@@ -5,21 +5,12 @@ A `Measure` says which part of the past is remembered and in which basis, a `Tra
 """
 
 from shippo_ssm.projection.measures import Fourier, LagT, LegS, LegT, Measure
-from shippo_ssm.projection.memory import ProjectionMemory
+from shippo_ssm.projection.memory import ORDERS, ProjectionMemory
 from shippo_ssm.projection.signals import Samples
-from shippo_ssm.projection.stepping import ORDERS
 from shippo_ssm.projection.streaming import StreamingMemory
 from shippo_ssm.projection.transport import Transport
 
 __all__ = [
-    "ORDERS",
-    "Fourier",
-    "LagT",
-    "LegS",
-    "LegT",
-    "Measure",
-    "ProjectionMemory",
-    "Samples",
-    "StreamingMemory",
+    "ORDERS", "Fourier", "LagT", "LegS", "LegT", "Measure", "ProjectionMemory", "Samples", "StreamingMemory",
     "Transport",
-]
+]  # fmt: skip

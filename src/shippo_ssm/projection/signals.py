@@ -76,10 +76,11 @@ def _check_width(got: int, expected: int | None) -> None:
 
 def as_signal(f: Any, times: Any = None, width: int | None = None) -> Signal:
     """A signal of `width` channels from `Samples`, an array [K, d] with its `times` [K], or a callable time -> [d]."""
-    if callable(f) and not isinstance(f, Samples):
-        return Function(f.call if isinstance(f, Function) else f, width)
-    if not isinstance(f, Samples) and times is None:
-        raise ValueError("signal: `f` is an array without times; pass times=[K] or a callable f")
-    signal = f if isinstance(f, Samples) else Samples(times, f)
-    _check_width(signal.values.shape[1], width)
-    return signal
+    if not callable(f):
+        if times is None:
+            raise ValueError("signal: `f` is an array without times; pass times=[K] or a callable f")
+        f = Samples(times, f)
+    if not isinstance(f, Samples):
+        return f if isinstance(f, Function) else Function(f, width)
+    _check_width(f.values.shape[1], width)
+    return f

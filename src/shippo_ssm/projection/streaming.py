@@ -185,10 +185,8 @@ class StreamingMemory:
 
     def _check_width(self, width: int) -> None:
         if self.channels % width:
-            raise ValueError(
-                f"StreamingMemory: `channels` is {self.channels} in a frame of {width} axes; expected a multiple of {width}; "
-                "use another memory for channels that do not turn"
-            )
+            came = f"`channels` is {self.channels} in a frame of {width} axes"
+            raise ValueError(f"StreamingMemory: {came}; expected a multiple of {width}; use one memory per frame")
 
     def reset(self) -> None:
         """Forget everything: time 0, no samples."""

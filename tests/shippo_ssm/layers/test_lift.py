@@ -103,28 +103,11 @@ def test_steps_of_a_plain_generator():
         fine = fine + 1e-5 * (A @ fine + np.ones(2))
     np.testing.assert_allclose(gain[0], fine, rtol=1e-4)
     np.testing.assert_allclose(left[0], np.linalg.matrix_power(np.eye(2) + 1e-5 * A, 10000), rtol=1e-4, atol=1e-12)
-    scaled = OnlineMemory(A, np.ones(2), scaled=True)
-    assert not scaled.steps([1])[0].any()
 
 
 def test_bad_measures():
-    class Odd:
-        def A(self, t):
-            return -np.eye(2) * t
-
-        def B(self, t):
-            return np.ones(2)
-
-    class Shapes:
-        A, B = np.zeros((3, 2)), np.zeros(3)
-
-    for measure, message in (
-        ("legz", "'legz'"),
-        (object(), "without A and B"),
-        (Odd(), "neither constant nor 1/t"),
-        (Shapes(), "shape"),
-    ):
-        with pytest.raises(ValueError, match=message):
+    for measure in ("legz", object()):
+        with pytest.raises(ValueError, match="expected 'legs', 'legt', 's4d', a measure or an OnlineMemory"):
             lift(measure, d_model=8)
     with pytest.raises(ValueError, match="`group_width` is 3"):
         lift("legs", d_model=8, group_width=3)

@@ -39,7 +39,9 @@ def test_a_segment_is_checked_once_and_handed_on(monkeypatch):
     """A stack hands the record to its layers: one check for the call, none inside."""
     layer = ShippoBackbone(WIDTH, 2, d_state=4)
     checked, check = [], mixer.check_segment
-    monkeypatch.setattr(mixer, "check_segment", lambda module, *args: checked.append(module) or check(module, *args))
+    monkeypatch.setattr(
+        mixer, "check_segment", lambda module, *args, **told: checked.append(module) or check(module, *args, **told)
+    )
     mask = torch.tensor([[True, True, False], [False, True, True]])
     u = torch.randn(2, 3, WIDTH)
     assert torch.equal(layer(u, attention_mask=mask), layer(u, None, Segment(mask)))

@@ -89,3 +89,17 @@ def test_the_weight_is_spared() -> None:
     norm = NoDecayNorm(8, eps=1e-5).to(torch.bfloat16)
     assert norm.weight.dtype == torch.float32
     assert norm(torch.randn(2, 8)).dtype == torch.float32
+
+
+def test_two_dtypes_compute_in_the_wider_one_without_a_warning() -> None:
+    norm, random = RMSNorm(16, eps=1e-5), torch.Generator().manual_seed(0)
+    u = torch.randn(3, 16, generator=random).bfloat16().requires_grad_()
+    torch.set_warn_always(True)
+    try:
+        with torch.autocast("cpu", torch.bfloat16):
+            y = norm(u)
+        y.sum().backward()
+    finally:
+        torch.set_warn_always(False)
+    assert y.dtype == torch.bfloat16
+    assert torch.equal(y, F.rms_norm(u.float(), (16,), norm.weight, 1e-5).bfloat16())

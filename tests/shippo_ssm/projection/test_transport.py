@@ -82,21 +82,6 @@ def test_long_history_stays_local():
     assert np.abs(transport.P(20.0, 19.5) - expm(0.5 * spread)).max() < 1e-9
 
 
-def test_horizon():
-    """A callable defined on [0, 2] only is never called beyond."""
-
-    def path(t):
-        assert 0 <= t <= 2
-        return t * FIRST
-
-    transport = Transport(path, 3, horizon=2.0)
-    assert np.allclose(transport.P(2.0, 0.0), expm(2 * FIRST), rtol=1e-9)
-    with pytest.raises(ValueError, match="horizon"):
-        transport.P(2.5, 0.0)
-    with pytest.raises(ValueError, match="horizon"):
-        Transport(path, 3, horizon=0.0)
-
-
 def test_piece_borders():
     """A piece begins at its time; the first reaches back to 0 and the last goes on."""
     pieces = np.stack([np.eye(2), 2 * np.eye(2)])
