@@ -162,9 +162,7 @@ def _right(layer: Shippo, plan: DecodePlan, wide: Tensor, narrow: Tensor | None,
     return layer.right(coords, step).contiguous()
 
 
-def _run_branch(
-    projected: Tensor, window: Tensor, weight: Tensor, bias: Tensor | None, x: Tensor, next_window: Tensor, all_states: bool
-) -> None:
+def _run_branch(projected, window, weight, bias, x, next_window, all_states) -> None:
     """x = silu(bias + sum_k weight_k projected_{t-K+1+k}) per channel, behind `window`.
 
     Args:
@@ -186,20 +184,8 @@ def _run_branch(
 
 
 def _run_cell(
-    x: Tensor,
-    projected: Tensor,
-    wide: Tensor,
-    narrow: Tensor | None,
-    right: Tensor | None,
-    inline: Inline | None,
-    parameters: Sequence[Tensor | None],
-    norm_eps: float,
-    before: Sequence[Tensor],
-    after: Sequence[Tensor],
-    out: Tensor,
-    dt: Tensor,
-    all_states: bool,
-) -> None:
+    x, projected, wide, narrow, right, inline, parameters, norm_eps, before, after, out, dt, all_states
+) -> None:  # fmt: skip
     """out = silu(gate) (norm(read_gate read^T H) + skip x) with H moved through every position; all tensors are contiguous.
 
     Args:

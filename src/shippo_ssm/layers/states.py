@@ -158,12 +158,8 @@ def named_tensors(state: Any, name: str = "") -> Iterator[tuple[str, Tensor]]:
 
 def describe(self: Any) -> str:
     """`repr` of a state: names, shapes and dtypes instead of numbers."""
-    fields = zip(self._fields, self)
-    return f"{type(self).__name__}({', '.join(f'{name}={_describe(part)}' for name, part in fields)})"
-
-
-def _describe(part: Any) -> str:
-    return _form(part) if isinstance(part, Tensor) else repr(part)
+    parts = [f"{name}={_form(part) if isinstance(part, Tensor) else repr(part)}" for name, part in zip(self._fields, self)]
+    return f"{type(self).__name__}({', '.join(parts)})"
 
 
 def _form(tensor: Tensor) -> str:
@@ -243,6 +239,9 @@ class ShippoState(NamedTuple):
     __repr__ = describe
 
 
+_NAMES = ("conv", *CellState._fields, "controller")
+
+
 def check_state(op: str, state: ShippoState, count: int, shapes: dict[str, tuple[int, ...]], device: torch.device) -> None:
     """Check every tensor of a `state` of `count` sequences: its shape behind that axis, device, dtype and layout; one dtype in
     the cell."""
@@ -250,10 +249,10 @@ def check_state(op: str, state: ShippoState, count: int, shapes: dict[str, tuple
         raise ValueError(
             f"{op}: `state` is a {type(state).__name__}; expected a ShippoState; make one with init_state(batch_size)"
         )
-    for name, tensor in (("conv", state.conv), *zip(CellState._fields, state.cell), ("controller", state.controller)):
-        if tensor is None and name not in shapes:
-            continue
+    for name, tensor in zip(_NAMES, (state.conv, *state.cell, state.controller)):
         expected = (count, *shapes[name]) if name in shapes else None
+        if tensor is None and expected is None:
+            continue
         if not isinstance(tensor, Tensor) or tensor.shape != expected:
             shape = tuple(tensor.shape) if isinstance(tensor, Tensor) else None
             raise ValueError(
