@@ -24,9 +24,9 @@ from shippo_ssm.engine import LANES, Emitter, Pointer, register_lanes, simd
 # channels are convolved; windows are [B, K - 1, channels]. `stride` leads from the window after a position to that after the
 # next, 0 where only the last is kept.
 Branch = namedtuple("Branch", "projected window weight bias x next_window channels row length stride")
-# Operands of `build_cell`. x [B, T, r D], the gate and the four projections of the controller stand in rows of their own length;
-# states are those of a `CellState`, `dt` are times [B, T]. Group g uses write and read of set g // (groups / sets). `every` is
-# from the row of the state after a position to that after the next; 0 where only the last is kept.
+# Operands of `build_cell`. x [B, T, r D], the gate and the four projections of the controller have rows of their own lengths,
+# states are those of a `CellState`, `dt` is [B, T]. Group g uses write and read of set g // (groups / sets). `every` leads from
+# the row of the state after a position to that after the next, 0 where only the last is kept.
 Cell = namedtuple(
     "Cell",
     "x gate write read scalars coords right scalar_bias right_bias drift_log skip norm memory last_write last_value "

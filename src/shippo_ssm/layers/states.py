@@ -112,6 +112,8 @@ def load(path: str | Path, like: State) -> State:
     from safetensors import SafetensorError
     from safetensors.torch import load_file
 
+    if Path(path).exists() and not Path(path).is_file():
+        raise ValueError(f"load: {str(path)!r} is a folder, pipe or device; expected a file of `save`")
     try:
         tensors = load_file(path)
     except SafetensorError as error:
@@ -126,6 +128,8 @@ def load(path: str | Path, like: State) -> State:
     order = iter(names)
     state = _map(lambda tensor: tensors[next(order)].to(tensor.device), like)
     check_form("load", state, like, rows=False)
+    if len(counts := {len(tensor) for tensor in tensors.values()}) > 1:
+        raise ValueError(f"load: the file has tensors of {sorted(counts)} sequences; expected one number of them")
     return state
 
 
