@@ -12,12 +12,12 @@ from __future__ import annotations
 import math
 from collections import namedtuple
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
 from shippo_ssm.actions._exponential_cpu import right_lanes
-from shippo_ssm.actions.kernels import Inline, sigmoid, softplus
+from shippo_ssm.actions.kernels import sigmoid, softplus
 from shippo_ssm.engine import LANES, Emitter, Pointer, register_lanes, simd
 
 # Operands of `build_branch`: addresses, and sizes in numbers. `projected` is [B, T, row], the in-projection, of which the first
@@ -92,21 +92,9 @@ def build_branch(storage: str, dtype: str, taps: int, has_bias: bool) -> Callabl
     return kernel
 
 
-class CellCase(NamedTuple):
-    """What the machine code of a cell is made for."""
-
-    storage: str
-    """Dtype of x, gate, projections and output."""
-    dtype: str
-    """Dtype of the state and of the arithmetic."""
-    order: int
-    width: int
-    rank: int
-    num_coordinates: int
-    """K; 0 where R is given or missing."""
-    inline: Inline | None
-    has_right: bool
-    norm_eps: float | None
+# What the machine code of a cell is made for: `storage` is the dtype of x, gate, projections and output, `dtype` that of the
+# state and of the arithmetic; K = num_coordinates is 0 where R is given or missing.
+CellCase = namedtuple("CellCase", "storage dtype order width rank num_coordinates inline has_right norm_eps")
 
 
 def build_cell(case: CellCase) -> Callable[..., None]:

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import functools
 import weakref
-from collections.abc import Sequence
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -43,6 +42,16 @@ _MIN_STATE = 1 << 15
 _FORWARDS = (ShortConv.forward, Controller.forward, RightAction.forward, RMSNorm.forward)
 
 
+class Projection(NamedTuple):
+    """Linear layers that read the same x."""
+
+    linears: list[nn.Linear]
+    widths: list[int]
+    """The number of outputs of each."""
+    weights: Weights | None
+    """Their weights in memory; `None` where they have to be called."""
+
+
 class DecodePlan(NamedTuple):
     """What a decode step needs of a layer and is the same for every token."""
 
@@ -52,13 +61,9 @@ class DecodePlan(NamedTuple):
     conv: tuple[Tensor, Tensor | None]
     parameters: tuple[Tensor | None, ...]
     """As of `_run_cell`."""
-    linears: tuple[Sequence[nn.Linear], ...]
+    projections: list[Projection]
     """In-projection, the controller's projections of x, out-projection, and the controller's projections of its bottleneck,
     which is the last of those of x."""
-    widths: tuple[list[int], ...]
-    """The number of outputs of each."""
-    weights: tuple[Weights | None, ...]
-    """Their weights in memory; `None` for those that have to be called."""
     inline: Inline | None
     """How the cell kernel computes the right action, where it can."""
     norm_eps: float
@@ -97,7 +102,8 @@ def decode(
         lead = (length,) if all_states else ()
         after = [tensor.new_empty(lead + tensor.shape) for tensor in before]
     tokens, channels, rank = batch * length, layer.d_inner, layer.spec.write_rank
-    projected = _project(plan, 0, u.reshape(tokens, -1).contiguous().resolve_neg())
+    enter, emit, leave, emit_low = plan.projections
+    projected = _project(enter, u.reshape(tokens, -1).contiguous().resolve_neg())
     x, out = u.new_empty(tokens, rank * channels), u.new_empty(tokens, channels)
     branch = _run_branch if readable else torch.ops.shippo.step_branch
     branch(projected, before[0], *plan.conv, x, after[0], all_states)
@@ -107,9 +113,9 @@ def decode(
         assert conv is not None
         source, own_window = conv(source.unsqueeze(1), state.controller)
         source = source.squeeze(1)
-    wide, narrow = _project(plan, 1, source), None
-    if plan.linears[3]:
-        narrow = _project(plan, 3, wide[:, -plan.widths[1][-1] :].contiguous())
+    wide, narrow = _project(emit, source), None
+    if emit_low.linears:
+        narrow = _project(emit_low, wide[:, -emit.widths[-1] :].contiguous())
     if segment.dt is None:
         dt = _ones(tokens, plan.state_dtype) if readable else u.new_ones(tokens, dtype=plan.state_dtype)
     else:
@@ -133,20 +139,19 @@ def decode(
         dt,
         all_states,
     )
-    return _project(plan, 2, out).view(batch, length, -1), ShippoState(after[0], CellState(*after[1:]), own_window)
+    return _project(leave, out).view(batch, length, -1), ShippoState(after[0], CellState(*after[1:]), own_window)
 
 
-def _project(plan: DecodePlan, index: int, x: Tensor) -> Tensor:
-    """x [tokens, D] through the linear layers `index` of a plan, side by side: one product, or one call each."""
-    weights = plan.weights[index]
+def _project(projection: Projection, x: Tensor) -> Tensor:
+    """x [tokens, D] through linear layers, side by side: one product, or one call each."""
+    linears, widths, weights = projection
     if weights is not None and x.shape[0] <= MAX_TOKENS:
         return product(weights, x)
-    outputs = [linear(x) for linear in plan.linears[index]]
-    for output, linear, width in zip(outputs, plan.linears[index], plan.widths[index]):
-        if output.shape != (x.shape[0], width):
-            raise ValueError(
-                f"Shippo: a {type(linear).__name__} in the layer returned {tuple(output.shape)}; expected {(x.shape[0], width)}"
-            )
+    outputs = [linear(x) for linear in linears]
+    for output, linear, width in zip(outputs, linears, widths):
+        if output.shape != (wanted := (x.shape[0], width)):
+            came = f"a {type(linear).__name__} in the layer returned {tuple(output.shape)}"
+            raise ValueError(f"Shippo: {came}; expected {wanted}")
     return (outputs[0] if len(outputs) == 1 else torch.cat(outputs, 1)).to(x.dtype).contiguous().resolve_neg()
 
 
@@ -155,8 +160,8 @@ def _right(layer: Shippo, plan: DecodePlan, wide: Tensor, narrow: Tensor | None,
     scalar_bias, right_bias = plan.parameters[:2]
     assert scalar_bias is not None
     assert right_bias is not None
-    first = wide.split(plan.widths[1], 1)[2:]
-    scalars, coords = (first if narrow is None else [*narrow.split(plan.widths[3], 1), *first])[:2]
+    first = wide.split(plan.projections[1].widths, 1)[2:]
+    scalars, coords = (first if narrow is None else [*narrow.split(plan.projections[3].widths, 1), *first])[:2]
     step = F.softplus(scalars[:, : layer.num_groups].to(plan.state_dtype) + scalar_bias[0]) * dt.unsqueeze(-1)
     coords = coords.unflatten(-1, (layer.num_groups, -1)).to(plan.state_dtype) + right_bias
     return layer.right(coords, step).contiguous()
@@ -220,16 +225,11 @@ def _run_cell(
         x_at, gate + size * (gate_row - channels), write, read, scalars, coords, *others, rank * channels, gate_row, row, row,
         scalar_row, coords_row, groups, sets, length, batch if all_states else 0,
     )  # fmt: skip
-    eps = None if parameters[4] is None else norm_eps
-    case = _case(x.dtype, dt.dtype, order, width, rank, num_coordinates, inline, right is not None, eps)
+    case = CellCase(
+        NAMES[x.dtype], NAMES[dt.dtype], order, width, rank, num_coordinates, inline, right is not None or inline is not None,
+        None if parameters[4] is None else norm_eps,
+    )  # fmt: skip
     launch(build_cell, batch, operands, _MIN_STATE // (channels * order * length) + 1, raw=True, case=case)
-
-
-@functools.lru_cache
-def _case(storage: torch.dtype, dtype: torch.dtype, *rest: Any) -> CellCase:
-    order, width, rank, num_coordinates, inline, given, norm_eps = rest
-    has_right = given or inline is not None
-    return CellCase(NAMES[storage], NAMES[dtype], order, width, rank, num_coordinates, inline, has_right, norm_eps)
 
 
 @functools.lru_cache
@@ -413,29 +413,25 @@ def make_plan(layer: Shippo) -> DecodePlan | None:
         # The kernel has no norm without a weight.
         if tensor is None and module is not None and (module is norm or getattr(module, name) is not None):
             return None
-        if tensor is not None and (tensor.device.type, tensor.dtype, tensor.shape) != ("cpu", wanted, shape):
-            return None
-        if tensor is not None and not (tensor.is_contiguous() and not (readable and tensor.is_neg())):
-            return None
+        if tensor is not None:
+            fits = (tensor.device.type, tensor.dtype, tensor.shape) == ("cpu", wanted, shape) and tensor.is_contiguous()
+            if not fits or (readable and tensor.is_neg()):
+                return None
         tensors.append(tensor)
-    projections, inline = controller.projections, None
-    sets = controller.num_sets
-    widths = [sets * spec.write_rank * order, sets * order, 4 * groups]
-    if controller.right_proj is not None:
-        projections, inline = (projections, layer.right.inline) if layer.use_right else (projections[:-1], None)
-        widths += [groups * layer.right.num_coordinates] if layer.use_right else []
-    narrow, narrow_widths, bottleneck = [], [], spec.controller_rank or 0
+    sets, bottleneck, inline = controller.num_sets, spec.controller_rank or 0, layer.right.inline if layer.use_right else None
+    vectors = [(controller.write_proj, sets * spec.write_rank * order), (controller.read_proj, sets * order)]
+    numbers, narrow = [(controller.scalar_proj, 4 * groups)], []
+    if controller.right_proj is not None and layer.use_right:
+        numbers.append((controller.right_proj, groups * layer.right.num_coordinates))
     if controller.down_proj is not None:
-        low = slice(2, 4) if spec.low_rank_right else slice(2, 3)
-        narrow, narrow_widths = projections[low], widths[low]
-        del projections[low], widths[low]
-        projections, widths = [*projections, controller.down_proj], [*widths, bottleneck]
-    linears = ([layer.in_proj], projections, [layer.out_proj], narrow)
-    sizes = ([channels + layer.d_inner], widths, [layer.d_model], narrow_widths)
-    weights = []
-    for linear, columns, rows in zip(linears, (layer.d_model, layer.d_inner, layer.d_inner, bottleneck), sizes):
-        found = weights_of(linear) if linear and readable and not any(map(is_hooked, linear)) else None
-        fits = found is not None and (found.dtype, found.columns) == (dtype, columns)
-        rows_found = [matrix.rows for matrix in found.matrices if matrix.rows] if found is not None else None
-        weights.append(found if fits and rows_found == rows else None)
-    return DecodePlan(dtype, state_dtype, tuple(tensors[:2]), tuple(tensors[2:]), linears, sizes, tuple(weights), inline, eps)
+        low = 2 if spec.low_rank_right else 1
+        narrow, numbers = numbers[:low], [*numbers[low:], (controller.down_proj, bottleneck)]
+    parts = [(layer.in_proj, channels + layer.d_inner)], vectors + numbers, [(layer.out_proj, layer.d_model)], narrow
+    projections = []
+    for part, columns in zip(parts, (layer.d_model, layer.d_inner, layer.d_inner, bottleneck)):
+        linears, widths = [linear for linear, _ in part], [width for _, width in part]
+        weights = weights_of(linears) if readable and not any(map(is_hooked, linears)) else None
+        rows = None if weights is None else [matrix.rows for matrix in weights.matrices if matrix.rows]
+        fits = weights is not None and (weights.dtype, weights.columns, rows) == (dtype, columns, widths)
+        projections.append(Projection(linears, widths, weights if fits else None))
+    return DecodePlan(dtype, state_dtype, tuple(tensors[:2]), tuple(tensors[2:]), projections, inline, eps)
