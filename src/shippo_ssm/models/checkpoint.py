@@ -26,8 +26,9 @@ DTYPES = ("F64", "F32", "F16", "BF16")
 # Options and the words of their types; what is not named here is a list in JSON.
 OPTIONS = {field.name: str(field.type).split(" | ") for field in dataclasses.fields(SequenceConfig)}
 JSON_TYPES = {"bool": (bool,), "int": (int,), "float": (float, int), "str": (str,), "None": (type(None),)}
-# Whole numbers that no model has above the number of its parameters.
-SIZES = [name for name, words in OPTIONS.items() if "int" in words and name not in ("attention_every", "sliding_window")]
+# Numbers that no model has above the number of its parameters.
+_FREE = ("attention_every", "sliding_window")
+SIZES = ["expand", *(name for name, words in OPTIONS.items() if "int" in words and name not in _FREE)]
 
 
 def save_checkpoint(model: SequenceModel, path: str | Path, *, notes: dict[str, Any] | None = None) -> Path:

@@ -22,7 +22,8 @@ def folder(tmp_path):
 @pytest.mark.parametrize(
     ("name", "value"),
     [
-        ("controller_rank", HUGE), ("d_model", HUGE), ("num_bc_groups", HUGE), ("n_heads", HUGE), ("vocab_size", True),
+        ("controller_rank", HUGE), ("d_model", HUGE), ("num_bc_groups", HUGE), ("n_heads", HUGE), ("expand", HUGE),
+        ("vocab_size", True),
         ("dropout", "0.1"), ("dropout", None), ("layer_types", 1), ("layer_types", "shippo"), ("layer_types", [1]),
         ("sliding_window", "512"), ("sliding_window", []), ("mixer", ["shippo"]), ("norm_eps", {}), ("pool", 0),
     ],
