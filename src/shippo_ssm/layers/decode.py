@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from shippo_ssm._private import has_global_hooks
 from shippo_ssm.actions import RightAction
 from shippo_ssm.actions.kernels import Inline
-from shippo_ssm.dispatch import STEP_DTYPES, compute_dtype, is_plain, is_readable
+from shippo_ssm.dispatch import PLAIN, STEP_DTYPES, compute_dtype, is_plain, is_readable
 from shippo_ssm.engine import launch
 from shippo_ssm.engine.run import check_one_device
 from shippo_ssm.layers._decode_cpu import Branch, Cell, CellCase, build_branch, build_cell
@@ -38,6 +38,7 @@ if TYPE_CHECKING:
 
 # Numbers of state that make a row of the batch worth a thread of its own.
 _MIN_STATE = 1 << 15
+_PLAIN = frozenset(PLAIN)
 # The forward methods that the kernels replace; a module with another one is called instead.
 _FORWARDS = (ShortConv.forward, Controller.forward, RightAction.forward, RMSNorm.forward)
 
@@ -80,7 +81,8 @@ def find_plan(layer: Shippo, u: Tensor, state: ShippoState | None, segment: Segm
         return plan if plan is not None and plan.dtype == u.dtype else None
     if not isinstance(state, ShippoState) or not isinstance(state.cell, CellState):
         return None
-    if readable and not all(map(is_plain, (state.conv, *state.cell))):
+    # Their device is that of u, or `check_state` raises.
+    if readable and not _PLAIN.issuperset(map(type, (state.conv, *state.cell))):
         return None
     return plan if state.conv.dtype == u.dtype and state.cell.memory.dtype == plan.state_dtype else None
 
