@@ -184,7 +184,7 @@ def _run_branch(projected, window, weight, bias, x, next_window, all_states) -> 
     length = tokens // max(1, batch)
     taps, channels = weight.shape
     addresses = _addresses(projected, window, weight, bias, x, next_window)
-    operands = Branch(*addresses, channels, row, length, batch * (taps - 1) * channels if all_states else 0)
+    operands = Branch._make((*addresses, channels, row, length, batch * (taps - 1) * channels if all_states else 0))
     storage = NAMES[x.dtype]
     constants = {"storage": storage, "dtype": ARITHMETIC[storage], "taps": taps, "has_bias": bias is not None}
     launch(build_branch, batch, operands, _MIN_STATE // (channels * length) + 1, raw=True, **constants)
@@ -223,10 +223,10 @@ def _run_cell(
         scalar_row = narrow.shape[1]
         if scalar_row > 4 * groups:
             coords, coords_row = scalars + size * 4 * groups, scalar_row
-    operands = Cell(
+    operands = Cell._make((
         x_at, gate + size * (gate_row - channels), write, read, scalars, coords, *others, rank * channels, gate_row, row, row,
         scalar_row, coords_row, groups, sets, length, batch if all_states else 0,
-    )  # fmt: skip
+    ))  # fmt: skip
     case = CellCase(
         NAMES[x.dtype], NAMES[dt.dtype], order, width, rank, num_coordinates, inline, right is not None or inline is not None,
         None if parameters[4] is None else norm_eps,
@@ -334,7 +334,7 @@ class CachedPlan(NamedTuple):
     """Modules, parameters and parts of quantised weights: the holder, the name there, and what it was."""
     hooks: list[dict[int, Any]]
     modules: list[nn.Module]
-    tensors: list[Tensor]
+    tensors: list[Any]
     facts: list[Any]
 
     def is_valid(self, layer: Shippo) -> bool:
@@ -351,7 +351,7 @@ _plans: weakref.WeakKeyDictionary[nn.Module, CachedPlan] = weakref.WeakKeyDictio
 _forward_of, _form_of = attrgetter("forward"), attrgetter("dtype", "shape")
 
 
-def _facts(layer: Shippo, modules: list[nn.Module], tensors: list[Tensor]) -> list[Any]:
+def _facts(layer: Shippo, modules: list[nn.Module], tensors: list[Any]) -> list[Any]:
     # Read from `_modules`: torch's own way to a child takes as long as one of the checks.
     children: dict[str, Any] = layer._modules
     norm, controller, right = children.get("read_norm"), children["controller"], children["right"]
