@@ -298,6 +298,11 @@ def entry_layers() -> Iterator[Bad]:
     )
     for measure in ("legs", "legt", "s4d"):
         yield bad(f"online_memory({measure!r}, 0)", partial(layers.online_memory, measure, 0), "expected")
+    stream = layers.StreamingLayer(projection.LegT(4, 1.0), 3)
+    for dt in (-0.1, NAN, float("inf"), torch.tensor([0.1, float("inf")])):
+        yield bad(
+            f"StreamingLayer with dt {dt}", partial(stream, torch.zeros(1, 2, 3), dt), "StreamingLayer", "`dt`", "expected"
+        )
     plain = torch.nn.Linear(2, 2)
     for name, wrap in (("identity_right", layers.identity_right), ("zero_right_suffix", layers.zero_right_suffix)):
         yield bad(f"{name} of a model without layers", lambda wrap=wrap: wrap(plain).__enter__(), "`model`", "SHiPPO layers")

@@ -10,34 +10,30 @@ moves. A state may be written over the one that is read; with a stride the state
 from __future__ import annotations
 
 import math
+from collections import namedtuple
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
 from shippo_ssm.actions._exponential_cpu import right_lanes
-from shippo_ssm.actions.kernels import Inline, sigmoid, softplus
+from shippo_ssm.actions.kernels import sigmoid, softplus
 from shippo_ssm.engine import LANES, Emitter, Pointer, register_lanes, simd
 
-
-class Branch(NamedTuple):
-    """Operands of `build_branch`: addresses, and sizes in numbers.
-
-    projected: [B, T, row], the in-projection, of which the first channels are convolved.
-    window, next_window: [B, K - 1, channels]; the latter [T, B, K - 1, channels] with a stride.
-    """
-
-    projected: int
-    window: int
-    weight: int
-    bias: int
-    x: int
-    next_window: int
-    channels: int
-    row: int
-    length: int
-    stride: int
-    """From the window after a position to that after the next; 0 where only the last is kept."""
+# Operands of `build_branch`: addresses, and sizes in numbers. `projected` is [B, T, row], the in-projection, of which the first
+# channels are convolved; windows are [B, K - 1, channels]. `stride` leads from the window after a position to that after the
+# next, 0 where only the last is kept.
+Branch = namedtuple("Branch", "projected window weight bias x next_window channels row length stride")
+# Operands of `build_cell`. x [B, T, r D], the gate and the four projections of the controller have rows of their own lengths,
+# states are those of a `CellState`, `dt` is [B, T]. Group g uses write and read of set g // (groups / sets). `every` leads from
+# the row of the state after a position to that after the next, 0 where only the last is kept.
+Cell = namedtuple(
+    "Cell",
+    "x gate write read scalars coords right scalar_bias right_bias drift_log skip norm memory last_write last_value "
+    "next_memory next_write next_value out dt x_row gate_row write_row read_row scalar_row coords_row groups sets length every",
+)
+# The state that a position reads: addresses of its tensors, and its row in them.
+Before = namedtuple("Before", "memory write value row")
 
 
 def build_branch(storage: str, dtype: str, taps: int, has_bias: bool) -> Callable[..., None]:
@@ -96,72 +92,9 @@ def build_branch(storage: str, dtype: str, taps: int, has_bias: bool) -> Callabl
     return kernel
 
 
-class Cell(NamedTuple):
-    """Operands of `build_cell`: addresses, and sizes in numbers.
-
-    x [B, T, r D] and gate stand in rows of their own lengths, and so do the four projections of the controller. States are
-    those of a `CellState`; the next ones have a leading T axis where `every` is not 0.
-    """
-
-    x: int
-    gate: int
-    write: int
-    read: int
-    scalars: int
-    coords: int
-    right: int
-    scalar_bias: int
-    right_bias: int
-    drift_log: int
-    skip: int
-    norm: int
-    memory: int
-    last_write: int
-    last_value: int
-    next_memory: int
-    next_write: int
-    next_value: int
-    out: int
-    dt: int
-    """Times [B, T], factors of the steps."""
-    x_row: int
-    gate_row: int
-    write_row: int
-    read_row: int
-    scalar_row: int
-    coords_row: int
-    groups: int
-    sets: int
-    """Of write and read vectors: group g uses set g // (groups / sets)."""
-    length: int
-    every: int
-    """From the row of the state after a position to that after the next; 0 where only the last is kept."""
-
-
-class Before(NamedTuple):
-    """The state that a position reads: addresses of its tensors, and its row in them."""
-
-    memory: int
-    write: int
-    value: int
-    row: int
-
-
-class CellCase(NamedTuple):
-    """What the machine code of a cell is made for."""
-
-    storage: str
-    """Dtype of x, gate, projections and output."""
-    dtype: str
-    """Dtype of the state and of the arithmetic."""
-    order: int
-    width: int
-    rank: int
-    num_coordinates: int
-    """K; 0 where R is given or missing."""
-    inline: Inline | None
-    has_right: bool
-    norm_eps: float | None
+# What the machine code of a cell is made for: `storage` is the dtype of x, gate, projections and output, `dtype` that of the
+# state and of the arithmetic; K = num_coordinates is 0 where R is given or missing.
+CellCase = namedtuple("CellCase", "storage dtype order width rank num_coordinates inline has_right norm_eps")
 
 
 def build_cell(case: CellCase) -> Callable[..., None]:

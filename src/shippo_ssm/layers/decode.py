@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import functools
 import weakref
-from collections.abc import Sequence
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from shippo_ssm._private import has_global_hooks
 from shippo_ssm.actions import RightAction
 from shippo_ssm.actions.kernels import Inline
-from shippo_ssm.dispatch import STEP_DTYPES, compute_dtype, is_plain, is_readable
+from shippo_ssm.dispatch import PLAIN, STEP_DTYPES, compute_dtype, is_plain, is_readable
 from shippo_ssm.engine import launch
 from shippo_ssm.engine.run import check_one_device
 from shippo_ssm.layers._decode_cpu import Branch, Cell, CellCase, build_branch, build_cell
@@ -38,8 +38,19 @@ if TYPE_CHECKING:
 
 # Numbers of state that make a row of the batch worth a thread of its own.
 _MIN_STATE = 1 << 15
+_PLAIN = frozenset(PLAIN)
 # The forward methods that the kernels replace; a module with another one is called instead.
 _FORWARDS = (ShortConv.forward, Controller.forward, RightAction.forward, RMSNorm.forward)
+
+
+class Projection(NamedTuple):
+    """Linear layers that read the same x."""
+
+    linears: list[nn.Linear]
+    widths: list[int]
+    """The number of outputs of each."""
+    weights: Weights | None
+    """Their weights in memory; `None` where they have to be called."""
 
 
 class DecodePlan(NamedTuple):
@@ -50,13 +61,10 @@ class DecodePlan(NamedTuple):
     state_dtype: torch.dtype
     conv: tuple[Tensor, Tensor | None]
     parameters: tuple[Tensor | None, ...]
-    """As in `CellStep`."""
-    linears: tuple[Sequence[nn.Linear], ...]
-    """In-projection, the controller's projections of x, out-projection, and the controller's projections of its bottleneck."""
-    widths: tuple[list[int], ...]
-    """The number of outputs of each."""
-    weights: tuple[Weights | None, ...]
-    """Their weights in memory; `None` for those that have to be called."""
+    """As of `_run_cell`."""
+    projections: list[Projection]
+    """In-projection, the controller's projections of x, out-projection, and the controller's projections of its bottleneck,
+    which is the last of those of x."""
     inline: Inline | None
     """How the cell kernel computes the right action, where it can."""
     norm_eps: float
@@ -65,19 +73,18 @@ class DecodePlan(NamedTuple):
 def find_plan(layer: Shippo, u: Tensor, state: ShippoState | None, segment: Segment) -> DecodePlan | None:
     """The plan for a call of `layer` without gradients, or `None` where the ordinary forward pass has to serve it."""
     few = not layer.spec.controller_conv if segment.return_all_states else u.shape[1] == 1
-    if not segment.whole or not few:
+    if not few or not segment.whole:
         return None
-    plan = cached_plan(layer) if is_readable(u) else make_plan(layer)
-    if plan is None or plan.dtype != u.dtype:
+    readable = is_readable(u)
+    plan = cached_plan(layer) if readable else make_plan(layer)
+    if plan is None or plan.dtype != u.dtype or state is None:
+        return plan if plan is not None and plan.dtype == u.dtype else None
+    if not isinstance(state, ShippoState) or not isinstance(state.cell, CellState):
         return None
-    if state is not None:
-        if not isinstance(state, ShippoState) or not isinstance(state.cell, CellState):
-            return None
-        if is_readable(u) and not all(map(is_plain, (state.conv, *state.cell))):
-            return None
-        if state.conv.dtype != u.dtype or state.cell.memory.dtype != plan.state_dtype:
-            return None
-    return plan
+    # Their device is that of u, or `check_state` raises.
+    if readable and not _PLAIN.issuperset(map(type, (state.conv, *state.cell))):
+        return None
+    return plan if state.conv.dtype == u.dtype and state.cell.memory.dtype == plan.state_dtype else None
 
 
 def decode(
@@ -85,70 +92,84 @@ def decode(
 ) -> tuple[Tensor, ShippoState]:
     """`Shippo.run` by `plan`: the projections, and two kernels between them."""
     batch, length, _ = u.shape
-    fresh, all_states = state is None, segment.return_all_states
+    readable, fresh, all_states = is_readable(u), state is None, segment.return_all_states
     if state is None:
         state = layer.init_state(batch, u)
     else:
         check_state("Shippo", state, batch, layer.state_shapes, u.device)
-    before = tuple(tensor.contiguous().resolve_neg() for tensor in (state.conv, *state.cell))
+    before = [tensor.contiguous().resolve_neg() for tensor in (state.conv, *state.cell)]
     if (fresh or segment.in_place) and not all_states:
         after = before
     else:
         lead = (length,) if all_states else ()
-        after = tuple(tensor.new_empty(lead + tensor.shape) for tensor in before)
-    tokens, rank = batch * length, layer.spec.write_rank
-    (projected,) = _project(plan, 0, u.reshape(tokens, -1).contiguous().resolve_neg())
-    x = u.new_empty(tokens, rank * layer.d_inner)
+        after = [tensor.new_empty(lead + tensor.shape) for tensor in before]
+    tokens, channels, rank = batch * length, layer.d_inner, layer.spec.write_rank
+    enter, emit, leave, emit_low = plan.projections
+    projected = _project(enter, u.reshape(tokens, -1).contiguous().resolve_neg())
+    x, out = u.new_empty(tokens, rank * channels), u.new_empty(tokens, channels)
+    branch = _run_branch if readable else torch.ops.shippo.step_branch
     branch(projected, before[0], *plan.conv, x, after[0], all_states)
-    source, own_window, right = x if rank == 1 else x[:, : layer.d_inner].contiguous(), None, None
+    source, own_window = x if rank == 1 else x[:, :channels].contiguous(), None
     if state.controller is not None:
         conv = layer.controller.conv
         assert conv is not None
         source, own_window = conv(source.unsqueeze(1), state.controller)
         source = source.squeeze(1)
-    raw = _project(plan, 1, source)
-    if plan.linears[3]:
-        # The bottleneck is the last of them; its projections stand where those of x would.
-        raw = raw[:2] + _project(plan, 3, raw[-1].contiguous()) + raw[2:-1]
+    wide, narrow = _project(emit, source), None
+    if emit_low.linears:
+        narrow = _project(emit_low, wide[:, -emit.widths[-1] :].contiguous())
     if segment.dt is None:
-        dt = _ones(tokens, plan.state_dtype) if is_readable(u) else u.new_ones(tokens, dtype=plan.state_dtype)
+        dt = _ones(tokens, plan.state_dtype) if readable else u.new_ones(tokens, dtype=plan.state_dtype)
     else:
         dt = segment.dt.reshape(tokens).to(plan.state_dtype).contiguous().resolve_neg()
-    if plan.inline is None and len(raw) == 4:
-        scalar_bias, right_bias = plan.parameters[:2]
-        assert scalar_bias is not None
-        assert right_bias is not None
-        step = F.softplus(raw[2][:, : layer.num_groups].to(plan.state_dtype) + scalar_bias[0]) * dt.unsqueeze(-1)
-        coords = raw[3].unflatten(-1, (layer.num_groups, -1)).to(plan.state_dtype) + right_bias
-        right = layer.right(coords, step).contiguous()
-    out = u.new_empty(tokens, layer.d_inner)
+    right = None
+    if plan.inline is None and layer.use_right and layer.right.num_coordinates:
+        right = _right(layer, plan, wide, narrow, dt)
+    cell = _run_cell if readable else _traced_cell
     cell(
-        CellStep(
-            x, projected, raw, right, plan.inline, plan.parameters, plan.norm_eps, before[1:], after[1:], out, dt, all_states
-        )
-    )  # fmt: skip
-    (y,) = _project(plan, 2, out)
-    return y.view(batch, length, -1), ShippoState(after[0], CellState(*after[1:]), own_window)
+        x,
+        projected,
+        wide,
+        narrow,
+        right,
+        plan.inline,
+        plan.parameters,
+        plan.norm_eps,
+        before[1:],
+        after[1:],
+        out,
+        dt,
+        all_states,
+    )
+    return _project(leave, out).view(batch, length, -1), ShippoState(after[0], CellState(*after[1:]), own_window)
 
 
-def _project(plan: DecodePlan, index: int, x: Tensor) -> list[Tensor]:
-    """x [tokens, D] through the linear layers `index` of a plan: one product, or one call each; rows may stand apart."""
-    weights, widths = plan.weights[index], plan.widths[index]
+def _project(projection: Projection, x: Tensor) -> Tensor:
+    """x [tokens, D] through linear layers, side by side: one product, or one call each."""
+    linears, widths, weights = projection
     if weights is not None and x.shape[0] <= MAX_TOKENS:
-        outputs = product(weights, x)
-        return [outputs] if len(widths) == 1 else list(outputs.split(widths, 1))
-    outputs = [linear(x).to(x.dtype).contiguous().resolve_neg() for linear in plan.linears[index]]
-    for output, linear, width in zip(outputs, plan.linears[index], plan.widths[index]):
-        if output.shape != (x.shape[0], width):
-            raise ValueError(
-                f"Shippo: a {type(linear).__name__} in the layer returned {tuple(output.shape)}; expected {(x.shape[0], width)}"
-            )
-    return outputs
+        return product(weights, x)
+    outputs = [linear(x) for linear in linears]
+    for output, linear, width in zip(outputs, linears, widths):
+        if output.shape != (wanted := (x.shape[0], width)):
+            came = f"a {type(linear).__name__} in the layer returned {tuple(output.shape)}"
+            raise ValueError(f"Shippo: {came}; expected {wanted}")
+    return (outputs[0] if len(outputs) == 1 else torch.cat(outputs, 1)).to(x.dtype).contiguous().resolve_neg()
 
 
-def branch(
-    projected: Tensor, window: Tensor, weight: Tensor, bias: Tensor | None, x: Tensor, next_window: Tensor, all_states: bool
-) -> None:
+def _right(layer: Shippo, plan: DecodePlan, wide: Tensor, narrow: Tensor | None, dt: Tensor) -> Tensor:
+    """R [tokens, G, P, P] of a family that the cell kernel cannot compute."""
+    scalar_bias, right_bias = plan.parameters[:2]
+    assert scalar_bias is not None
+    assert right_bias is not None
+    first = wide.split(plan.projections[1].widths, 1)[2:]
+    scalars, coords = (first if narrow is None else [*narrow.split(plan.projections[3].widths, 1), *first])[:2]
+    step = F.softplus(scalars[:, : layer.num_groups].to(plan.state_dtype) + scalar_bias[0]) * dt.unsqueeze(-1)
+    coords = coords.unflatten(-1, (layer.num_groups, -1)).to(plan.state_dtype) + right_bias
+    return layer.right(coords, step).contiguous()
+
+
+def _run_branch(projected, window, weight, bias, x, next_window, all_states) -> None:
     """x = silu(bias + sum_k weight_k projected_{t-K+1+k}) per channel, behind `window`.
 
     Args:
@@ -157,34 +178,30 @@ def branch(
         weight, bias: [K, channels] and [channels].
         x: [B T, channels], written.
         next_window: written; as `window`, or [T, B, K - 1, channels] with `all_states`.
+        all_states: whether `next_window` holds the windows after all positions.
     """
-    run = _run_branch if is_readable(projected) else torch.ops.shippo.step_branch
-    run(projected, window, weight, bias, x, next_window, all_states)
-
-
-def _run_branch(
-    projected: Tensor, window: Tensor, weight: Tensor, bias: Tensor | None, x: Tensor, next_window: Tensor, all_states: bool
-) -> None:
     (tokens, row), batch = projected.shape, window.shape[0]
     length = tokens // max(1, batch)
     taps, channels = weight.shape
-    addresses = map(_address, (projected, window, weight, bias, x, next_window))
+    addresses = _addresses(projected, window, weight, bias, x, next_window)
     operands = Branch._make((*addresses, channels, row, length, batch * (taps - 1) * channels if all_states else 0))
     storage = NAMES[x.dtype]
     constants = {"storage": storage, "dtype": ARITHMETIC[storage], "taps": taps, "has_bias": bias is not None}
     launch(build_branch, batch, operands, _MIN_STATE // (channels * length) + 1, raw=True, **constants)
 
 
-class CellStep(NamedTuple):
-    """Operands of `cell`; all tensors are contiguous.
+def _run_cell(
+    x, projected, wide, narrow, right, inline, parameters, norm_eps, before, after, out, dt, all_states
+) -> None:  # fmt: skip
+    """out = silu(gate) (norm(read_gate read^T H) + skip x) with H moved through every position; all tensors are contiguous.
 
     Args:
         x: [B T, r D].
         projected: [B T, row]; its last D channels are the gate.
-        raw: projections of the controller, write [B T, Q r N], read [B T, Q N], scalars [B T, 4 G] and, with `inline`,
-            coordinates [B T, G K]; their rows may stand apart.
-        right: R [B T, G, P, P], or `None`.
-        inline: how the kernel computes R where it is not given; with neither there is no right action.
+        wide: [B T, row], side by side write [Q r N], read [Q N], scalars [4 G] and the right coordinates [G K].
+        narrow: [B T, row], scalars, or scalars and coordinates, where the controller has a bottleneck; `wide` has them not.
+        right: R [B T, G, P, P] where the kernel cannot compute it.
+        inline: how the kernel computes R; with neither there is no right action.
         parameters: scalar_bias [4, G], right_bias [G, K], drift_log [G, N], skip [G, P] and the norm's weight [D], or `None`.
         norm_eps: epsilon of the norm.
         before: memory, write and value of the state that is entered.
@@ -193,59 +210,28 @@ class CellStep(NamedTuple):
         dt: [B T] times, factors of the steps.
         all_states: whether `after` holds the states after all positions.
     """
-
-    x: Tensor
-    projected: Tensor
-    raw: Sequence[Tensor]
-    right: Tensor | None
-    inline: Inline | None
-    parameters: Sequence[Tensor | None]
-    norm_eps: float
-    before: Sequence[Tensor]
-    after: Sequence[Tensor]
-    out: Tensor
-    dt: Tensor
-    all_states: bool
-
-
-def cell(step: CellStep) -> None:
-    """out = silu(gate) (norm(read_gate read^T H) + skip x) with H moved through every position."""
-    if is_readable(step.x):
-        _run_cell(step)
-        return
-    x, projected, raw, right, inline, parameters, norm_eps, before, after, out, dt, all_states = step
-    kind, *sizes = ("",) if inline is None else inline
-    torch.ops.shippo.step_cell(
-        x, projected, raw, right, kind, sizes, *parameters, norm_eps, *before, *after, out, dt, all_states
-    )
-
-
-def _run_cell(step: CellStep) -> None:
-    x, projected, raw, right, inline, parameters, norm_eps, before, after, out, dt, all_states = step
-    memory = before[0]
-    (batch, groups, order, width), sets = memory.shape, before[1].shape[1]
-    length, channels = x.shape[0] // max(1, batch), groups * width
-    rank = x.shape[1] // channels
-    right_bias, norm = parameters[1], parameters[4]
-    num_coordinates = 0 if inline is None or right_bias is None else right_bias.shape[1]
-    absent = [0] * (4 - len(raw))
-    places, rows = [tensor.data_ptr() for tensor in raw] + absent, [tensor.stride(0) for tensor in raw] + absent
-    gate = _address(projected) + x.element_size() * (projected.shape[1] - channels)
-    given = map(_address, (right, *parameters, *before, *after, out, dt))
-    ends = (rank * channels, projected.shape[1], *rows, groups, sets, length, batch if all_states else 0)
-    case = _case(
-        x.dtype, memory.dtype, order, width, rank, num_coordinates, inline, right is not None,
-        None if norm is None else norm_eps,
+    (batch, groups, order, width), sets, (tokens, channels) = before[0].shape, before[1].shape[1], out.shape
+    rank, length, size = x.shape[1] // channels, tokens // max(1, batch), x.itemsize
+    num_coordinates = 0 if inline is None or parameters[1] is None else parameters[1].shape[1]
+    x_at, gate, write, scalars, *others = _addresses(x, projected, wide, narrow, right, *parameters, *before, *after, out, dt)
+    row, gate_row = wide.shape[1], projected.shape[1]
+    read = write + size * sets * rank * order
+    coords, scalar_row, coords_row = read + size * sets * order, row, row
+    if narrow is None:
+        scalars, coords = coords, coords + size * 4 * groups
+    else:
+        scalar_row = narrow.shape[1]
+        if scalar_row > 4 * groups:
+            coords, coords_row = scalars + size * 4 * groups, scalar_row
+    operands = Cell._make((
+        x_at, gate + size * (gate_row - channels), write, read, scalars, coords, *others, rank * channels, gate_row, row, row,
+        scalar_row, coords_row, groups, sets, length, batch if all_states else 0,
+    ))  # fmt: skip
+    case = CellCase(
+        NAMES[x.dtype], NAMES[dt.dtype], order, width, rank, num_coordinates, inline, right is not None or inline is not None,
+        None if parameters[4] is None else norm_eps,
     )  # fmt: skip
-    operands = Cell._make((_address(x), gate, *places, *given, *ends))
     launch(build_cell, batch, operands, _MIN_STATE // (channels * order * length) + 1, raw=True, case=case)
-
-
-@functools.lru_cache
-def _case(storage: torch.dtype, dtype: torch.dtype, *rest: Any) -> CellCase:
-    order, width, rank, num_coordinates, inline, given, norm_eps = rest
-    has_right = given or inline is not None
-    return CellCase(NAMES[storage], NAMES[dtype], order, width, rank, num_coordinates, inline, has_right, norm_eps)
 
 
 @functools.lru_cache
@@ -253,11 +239,9 @@ def _ones(count: int, dtype: torch.dtype) -> Tensor:
     return torch.ones(count, dtype=dtype, device="cpu")
 
 
-def _address(tensor: Tensor | None) -> int:
-    """As `address_of`, written out, since a step has twenty of them; 0 for `None`."""
-    if tensor is None:
-        return 0
-    return tensor.data_ptr() or address_of(tensor)
+def _addresses(*tensors: Tensor | None) -> list[int]:
+    """As `address_of`, which raises for freed memory; 0 for `None`."""
+    return [0 if tensor is None else tensor.data_ptr() or address_of(tensor) for tensor in tensors]
 
 
 # Under fake tensors, `torch.compile` and `torch.export` the two are operators that write into their arguments.
@@ -267,11 +251,19 @@ _library.define(
     "bool all_states) -> ()"
 )
 _library.define(
-    "step_cell(Tensor x, Tensor projected, Tensor[] raw, Tensor? right, str kind, int[] sizes, "
+    "step_cell(Tensor x, Tensor projected, Tensor wide, Tensor? narrow, Tensor? right, str kind, int[] sizes, "
     "Tensor scalar_bias, Tensor? right_bias, Tensor drift_log, Tensor skip, Tensor? norm, float norm_eps, Tensor memory, "
     "Tensor write, Tensor value, Tensor(a!) next_memory, Tensor(b!) next_write, Tensor(c!) next_value, Tensor(d!) out, "
     "Tensor dt, bool all_states) -> ()"
 )
+
+
+def _traced_cell(x, projected, wide, narrow, right, inline, parameters, norm_eps, before, after, *rest) -> None:
+    """`_run_cell` as the operator."""
+    kind, *sizes = inline or ("",)
+    torch.ops.shippo.step_cell(
+        x, projected, wide, narrow, right, kind, sizes, *parameters, norm_eps, *before, *after, *rest
+    )  # fmt: skip
 
 
 def _checked(dtype: torch.dtype, *tensors: tuple[Tensor | None, int], written: bool = False) -> list[Any]:
@@ -298,23 +290,29 @@ def _branch_op(projected, window, weight, bias, x, next_window, all_states) -> N
     _run_branch(projected, window, weight, bias, x, next_window, all_states)
 
 
-def _cell_op(x, projected, raw, right, kind, sizes, *rest) -> None:
+def _cell_op(x, projected, wide, narrow, right, kind, sizes, *rest) -> None:
     *parameters, norm_eps, m, w, v, next_m, next_w, next_v, out, dt, all_states = rest
-    inline = Inline(kind, *sizes) if kind else None
     (batch, groups, order, width), tokens, channels = m.shape, x.shape[0], out.shape[1]
     rank, coordinates = x.shape[1] // max(1, channels), 0 if parameters[1] is None else parameters[1].shape[1]
     vectors, kept = w.shape[1] * order, (m.numel(), batch * w.shape[1] * rank * order, batch * rank * channels)
-    columns = rank * vectors, vectors, 4 * groups, groups * coordinates
-    projections = [(tensor, tokens * count) for tensor, count in zip(raw, columns)]
-    x, projected, *raw = _checked(x.dtype, (x, tokens * rank * channels), (projected, projected.numel()), *projections)
-    numbers = 4 * groups, groups * coordinates, groups * order, channels, channels
+    numbers, coords = 4 * groups, groups * coordinates if kind else 0
+    row = 0 if narrow is None else numbers + (coords if narrow.shape[1] > numbers else 0)
+    least = (rank + 1) * vectors + numbers + coords - row
+    if wide.shape[1] < least or (narrow is not None and narrow.shape[1] < row):
+        raise ValueError(f"Shippo: projections of the decode step have {wide.shape[1]} columns; expected {least} and {row}")
+    projections = [(tensor, 0 if tensor is None else tokens * tensor.shape[1]) for tensor in (projected, wide, narrow)]
+    x, projected, wide, narrow = _checked(x.dtype, (x, tokens * rank * channels), *projections)
+    counts = numbers, groups * coordinates, groups * order, channels, channels
     right, dt, *given = _checked(
-        m.dtype, (right, tokens * channels * width), (dt, tokens), *zip(parameters, numbers), *zip((m, w, v), kept)
+        m.dtype, (right, tokens * channels * width), (dt, tokens), *zip(parameters, counts), *zip((m, w, v), kept)
     )
     times = tokens // max(1, batch) if all_states else 1
     after = _checked(m.dtype, *((t, times * count) for t, count in zip((next_m, next_w, next_v), kept)), written=True)
     (out,) = _checked(x.dtype, (out, tokens * channels), written=True)
-    _run_cell(CellStep(x, projected, raw, right, inline, given[:5], norm_eps, given[5:], after, out, dt, all_states))
+    inline = Inline(kind, *sizes) if kind else None
+    _run_cell(
+        x, projected, wide, narrow, right, inline, given[:5], norm_eps, given[5:], after, out, dt, all_states
+    )  # fmt: skip
 
 
 _library.impl("step_branch", _branch_op, "CPU")
@@ -332,16 +330,12 @@ class CachedPlan(NamedTuple):
     """A plan, and everything it depends on as it was when the plan was made."""
 
     plan: DecodePlan | None
-    options: tuple[Any, ...]
     children: list[tuple[dict[str, Any], str, Any]]
     """Modules, parameters and parts of quantised weights: the holder, the name there, and what it was."""
-    modules: list[nn.Module]
-    forwards: list[Any]
-    classes: list[type]
-    """Of the layer and the modules."""
     hooks: list[dict[int, Any]]
-    tensors: Sequence[Tensor]
-    forms: list[tuple[Any, ...]]
+    modules: list[nn.Module]
+    tensors: list[Any]
+    facts: list[Any]
 
     def is_valid(self, layer: Shippo) -> bool:
         """Whether no option, module, parameter, forward, hook or memory layout has changed since."""
@@ -350,26 +344,24 @@ class CachedPlan(NamedTuple):
         for holder, name, child in self.children:
             if holder.get(name) is not child:
                 return False
-        # Bound methods are equal where module and function are: this sees changed classes and patched ones.
-        if [module.forward for module in self.modules] != self.forwards or self.options != _options(layer):
-            return False
-        if [module.__class__ for module in (layer, *self.modules)] != self.classes:
-            return False
-        return _forms(self.tensors) == self.forms
+        return _facts(layer, self.modules, self.tensors) == self.facts
 
 
 _plans: weakref.WeakKeyDictionary[nn.Module, CachedPlan] = weakref.WeakKeyDictionary()
+_forward_of, _form_of = attrgetter("forward"), attrgetter("dtype", "shape")
 
 
-def _options(layer: Shippo) -> tuple[Any, ...]:
+def _facts(layer: Shippo, modules: list[nn.Module], tensors: list[Any]) -> list[Any]:
     # Read from `_modules`: torch's own way to a child takes as long as one of the checks.
     children: dict[str, Any] = layer._modules
     norm, controller, right = children.get("read_norm"), children["controller"], children["right"]
-    return layer.use_right, controller.zero_suffix, right.signature(), None if norm is None else norm.eps
-
-
-def _forms(tensors: Sequence[Tensor]) -> list[tuple[Any, ...]]:
-    return [(t.data_ptr(), t.dtype, t.shape, t.stride(), t.is_neg()) for t in tensors]
+    # Bound methods are equal where module and function are: they tell patched forwards, types all other changes of a class.
+    return [
+        layer.use_right, controller.zero_suffix, right.signature(), None if norm is None else norm.eps,
+        type(layer), *map(type, modules), *map(_forward_of, modules),
+        *map(Tensor.data_ptr, tensors), *map(Tensor.is_contiguous, tensors), *map(Tensor.is_neg, tensors),
+        *map(_form_of, tensors),
+    ]  # fmt: skip
 
 
 def cached_plan(layer: Shippo) -> DecodePlan | None:
@@ -388,17 +380,8 @@ def cached_plan(layer: Shippo) -> DecodePlan | None:
     for quantised in [child for _, _, child in children if isinstance(child, Tensor) and not is_plain(child)]:
         children += [(vars(quantised), name, part) for name, part in vars(quantised).items()]
     tensors = [child for _, _, child in children if isinstance(child, Tensor) and is_plain(child)]
-    _plans[layer] = CachedPlan(
-        plan,
-        _options(layer),
-        children,
-        modules,
-        [module.forward for module in modules],
-        [module.__class__ for module in (layer, *modules)],
-        [hooks for module in modules for hooks in (module._forward_hooks, module._forward_pre_hooks)],
-        tensors,
-        _forms(tensors),
-    )
+    hooks = [hooks for module in modules for hooks in (module._forward_hooks, module._forward_pre_hooks)]
+    _plans[layer] = CachedPlan(plan, children, hooks, modules, tensors, _facts(layer, modules, tensors))
     return plan
 
 
@@ -432,29 +415,25 @@ def make_plan(layer: Shippo) -> DecodePlan | None:
         # The kernel has no norm without a weight.
         if tensor is None and module is not None and (module is norm or getattr(module, name) is not None):
             return None
-        if tensor is not None and (tensor.device.type, tensor.dtype, tensor.shape) != ("cpu", wanted, shape):
-            return None
-        if tensor is not None and not (tensor.is_contiguous() and not (readable and tensor.is_neg())):
-            return None
+        if tensor is not None:
+            fits = (tensor.device.type, tensor.dtype, tensor.shape) == ("cpu", wanted, shape) and tensor.is_contiguous()
+            if not fits or (readable and tensor.is_neg()):
+                return None
         tensors.append(tensor)
-    projections, inline = controller.projections, None
-    sets = controller.num_sets
-    widths = [sets * spec.write_rank * order, sets * order, 4 * groups]
-    if controller.right_proj is not None:
-        projections, inline = (projections, layer.right.inline) if layer.use_right else (projections[:-1], None)
-        widths += [groups * layer.right.num_coordinates] if layer.use_right else []
-    narrow, narrow_widths, bottleneck = [], [], spec.controller_rank or 0
+    sets, bottleneck, inline = controller.num_sets, spec.controller_rank or 0, layer.right.inline if layer.use_right else None
+    vectors = [(controller.write_proj, sets * spec.write_rank * order), (controller.read_proj, sets * order)]
+    numbers, narrow = [(controller.scalar_proj, 4 * groups)], []
+    if controller.right_proj is not None and layer.use_right:
+        numbers.append((controller.right_proj, groups * layer.right.num_coordinates))
     if controller.down_proj is not None:
-        low = slice(2, 4) if spec.low_rank_right else slice(2, 3)
-        narrow, narrow_widths = projections[low], widths[low]
-        del projections[low], widths[low]
-        projections, widths = [*projections, controller.down_proj], [*widths, bottleneck]
-    linears = ([layer.in_proj], projections, [layer.out_proj], narrow)
-    sizes = ([channels + layer.d_inner], widths, [layer.d_model], narrow_widths)
-    weights = []
-    for linear, columns, rows in zip(linears, (layer.d_model, layer.d_inner, layer.d_inner, bottleneck), sizes):
-        found = weights_of(linear) if linear and readable and not any(map(is_hooked, linear)) else None
-        fits = found is not None and (found.dtype, found.columns) == (dtype, columns)
-        rows_found = [matrix.rows for matrix in found.matrices if matrix.rows] if found is not None else None
-        weights.append(found if fits and rows_found == rows else None)
-    return DecodePlan(dtype, state_dtype, tuple(tensors[:2]), tuple(tensors[2:]), linears, sizes, tuple(weights), inline, eps)
+        low = 2 if spec.low_rank_right else 1
+        narrow, numbers = numbers[:low], [*numbers[low:], (controller.down_proj, bottleneck)]
+    parts = [(layer.in_proj, channels + layer.d_inner)], vectors + numbers, [(layer.out_proj, layer.d_model)], narrow
+    projections = []
+    for part, columns in zip(parts, (layer.d_model, layer.d_inner, layer.d_inner, bottleneck)):
+        linears, widths = [linear for linear, _ in part], [width for _, width in part]
+        weights = weights_of(linears) if readable and not any(map(is_hooked, linears)) else None
+        rows = None if weights is None else [matrix.rows for matrix in weights.matrices if matrix.rows]
+        fits = weights is not None and (weights.dtype, weights.columns, rows) == (dtype, columns, widths)
+        projections.append(Projection(linears, widths, weights if fits else None))
+    return DecodePlan(dtype, state_dtype, tuple(tensors[:2]), tuple(tensors[2:]), projections, inline, eps)

@@ -112,6 +112,8 @@ def load(path: str | Path, like: State) -> State:
     from safetensors import SafetensorError
     from safetensors.torch import load_file
 
+    if Path(path).exists() and not Path(path).is_file():
+        raise ValueError(f"load: {str(path)!r} is a folder, pipe or device; expected a file of `save`")
     try:
         tensors = load_file(path)
     except SafetensorError as error:
@@ -126,6 +128,8 @@ def load(path: str | Path, like: State) -> State:
     order = iter(names)
     state = _map(lambda tensor: tensors[next(order)].to(tensor.device), like)
     check_form("load", state, like, rows=False)
+    if len(counts := {len(tensor) for tensor in tensors.values()}) > 1:
+        raise ValueError(f"load: the file has tensors of {sorted(counts)} sequences; expected one number of them")
     return state
 
 
@@ -158,12 +162,8 @@ def named_tensors(state: Any, name: str = "") -> Iterator[tuple[str, Tensor]]:
 
 def describe(self: Any) -> str:
     """`repr` of a state: names, shapes and dtypes instead of numbers."""
-    fields = zip(self._fields, self)
-    return f"{type(self).__name__}({', '.join(f'{name}={_describe(part)}' for name, part in fields)})"
-
-
-def _describe(part: Any) -> str:
-    return _form(part) if isinstance(part, Tensor) else repr(part)
+    parts = [f"{name}={_form(part) if isinstance(part, Tensor) else repr(part)}" for name, part in zip(self._fields, self)]
+    return f"{type(self).__name__}({', '.join(parts)})"
 
 
 def _form(tensor: Tensor) -> str:
@@ -243,6 +243,9 @@ class ShippoState(NamedTuple):
     __repr__ = describe
 
 
+_NAMES = ("conv", *CellState._fields, "controller")
+
+
 def check_state(op: str, state: ShippoState, count: int, shapes: dict[str, tuple[int, ...]], device: torch.device) -> None:
     """Check every tensor of a `state` of `count` sequences: its shape behind that axis, device, dtype and layout; one dtype in
     the cell."""
@@ -250,10 +253,10 @@ def check_state(op: str, state: ShippoState, count: int, shapes: dict[str, tuple
         raise ValueError(
             f"{op}: `state` is a {type(state).__name__}; expected a ShippoState; make one with init_state(batch_size)"
         )
-    for name, tensor in (("conv", state.conv), *zip(CellState._fields, state.cell), ("controller", state.controller)):
-        if tensor is None and name not in shapes:
-            continue
+    for name, tensor in zip(_NAMES, (state.conv, *state.cell, state.controller)):
         expected = (count, *shapes[name]) if name in shapes else None
+        if tensor is None and expected is None:
+            continue
         if not isinstance(tensor, Tensor) or tensor.shape != expected:
             shape = tuple(tensor.shape) if isinstance(tensor, Tensor) else None
             raise ValueError(

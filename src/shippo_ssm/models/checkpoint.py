@@ -23,9 +23,12 @@ FORMAT = "shippo-sequence-model"
 VERSION = 3
 # The dtypes of weights, as safetensors writes them.
 DTYPES = ("F64", "F32", "F16", "BF16")
-# Options that no model sets above the number of its parameters.
-SIZES = ("d_model", "d_state", "d_conv", "expand", "group_width", "write_rank", "controller_conv")
-SIZES += ("vocab_size", "num_outputs", "num_classes")
+# Options and the words of their types; what is not named here is a list in JSON.
+OPTIONS = {field.name: str(field.type).split(" | ") for field in dataclasses.fields(SequenceConfig)}
+JSON_TYPES = {"bool": (bool,), "int": (int,), "float": (float, int), "str": (str,), "None": (type(None),)}
+# Numbers that no model has above the number of its parameters.
+_FREE = ("attention_every", "sliding_window")
+SIZES = ["expand", *(name for name, words in OPTIONS.items() if "int" in words and name not in _FREE)]
 
 
 def save_checkpoint(model: SequenceModel, path: str | Path, *, notes: dict[str, Any] | None = None) -> Path:
@@ -69,14 +72,14 @@ def read_checkpoint(path: str | Path) -> tuple[SequenceConfig, dict[str, Any]]:
         raise ValueError(f"read_checkpoint: `version` is {version!r} in {file}; expected {VERSION}; save the model again")
     if not isinstance(config, dict) or not isinstance(notes, dict):
         raise ValueError(f"read_checkpoint: {file} lacks `config`, or it or `notes` is not an object; save the model again")
-    known = {field.name: field.type for field in dataclasses.fields(SequenceConfig)}
-    if unknown := sorted(set(config) - set(known)):
-        raise ValueError(f"read_checkpoint: {file} has unknown keys {unknown}; expected some of {sorted(known)}")
-    if missing := sorted(set(known) - set(config)):
+    if unknown := sorted(set(config) - set(OPTIONS)):
+        raise ValueError(f"read_checkpoint: {file} has unknown keys {unknown}; expected some of {sorted(OPTIONS)}")
+    if missing := sorted(set(OPTIONS) - set(config)):
         raise ValueError(f"read_checkpoint: {file} lacks the keys {missing} of `config`; save the model again")
-    for name, kind in known.items():
-        if kind == "bool" and not isinstance(config[name], bool):
-            raise ValueError(f"read_checkpoint: `{name}` is {config[name]!r} in {file}; expected true or false")
+    for name, words in OPTIONS.items():
+        if not any(type(config[name]) in JSON_TYPES.get(word, (list,)) for word in words):
+            wanted = "true or false" if "bool" in words else " or ".join(words)
+            raise ValueError(f"read_checkpoint: `{name}` is {config[name]!r} in {file}; expected {wanted}")
     return SequenceConfig(**config), notes
 
 
@@ -102,7 +105,12 @@ def load_checkpoint(
     except SafetensorError as error:
         raise ValueError(f"load_checkpoint: {file} is damaged ({error}); save the model again") from error
     model = SequenceModel(config, embedding, head)
-    model.to(tensors["in_proj.weight"].dtype).load_state_dict(tensors)
+    model.to(tensors["in_proj.weight"].dtype)
+    # A model may have parts of another dtype: none is rounded.
+    for name, held in (*model.named_parameters(), *model.named_buffers()):
+        if name in tensors:
+            held.data = held.data.to(torch.promote_types(held.dtype, tensors[name].dtype))
+    model.load_state_dict(tensors)
     return model.to(device)
 
 

@@ -1,7 +1,10 @@
 """States as values: for one layer, for the list of a model, for other mixers."""
 
+import os
+
 import pytest
 import torch
+from safetensors.torch import save_file
 
 from shippo_ssm.layers import CausalAttention, Shippo, ShippoBackbone, lift, states
 from shippo_ssm.models import GRUMixer
@@ -83,3 +86,19 @@ def test_what_does_not_fit_is_refused(model, state):
         states.concatenate([])
     with pytest.raises(ValueError, match="is a str; expected tensors"):
         states.clone(["memory"])
+
+
+def test_a_file_of_another_kind_or_of_several_batches_is_refused(model, state, tmp_path):
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    for path in (pipe, tmp_path):
+        with pytest.raises(ValueError, match="is a folder, pipe or device"):
+            states.load(path, like=model.init_state(1))
+    tensors = {name: tensor.contiguous() for name, tensor in states.named_tensors(state)}
+    save_file({name: t[:1] if name == "0.conv" else t for name, t in tensors.items()}, tmp_path / "rows")
+    with pytest.raises(ValueError, match=r"tensors of \[1, 3\] sequences"):
+        states.load(tmp_path / "rows", like=model.init_state(1))
+    for dtype in (torch.int64, torch.float64, torch.complex64):
+        save_file({name: t.to(dtype) for name, t in tensors.items()}, tmp_path / "odd")
+        with pytest.raises(ValueError, match=r"`0.conv` of a state is .* expected .* float32"):
+            states.load(tmp_path / "odd", like=model.init_state(1))
