@@ -157,7 +157,7 @@ def build_forward(case: Case) -> Any:
     row, chunk, varying, mirrored, size = case.row, case.chunk, case.varying, case.mirrored, case.width * case.row
     tiled = case.width > tile_columns(case.dtype, simd_lanes(case.dtype, case.order))
     locate, copy, (load_states, store_states) = _locate(), _copy(case), _state_copies(case)
-    element = np.dtype(case.dtype).type
+    empty = _allocator(np.dtype(case.dtype).type)
 
     def forward(operands, start, stop):
         items, recurrence, initial, y, final, checkpoints = operands
@@ -165,8 +165,8 @@ def build_forward(case: Case) -> Any:
         # A product of several tiles writes a new state beside the old one; a single tile updates it in place.
         other = block if tiled else 0
         cells = block + other
-        states, homes = np.empty(cells * size, element), np.empty(block, np.int64)
-        scratch = Chunk(states, np.empty(cells * row, element), np.empty(cells * many, element))
+        states, homes = empty(cells * size), np.empty(block, np.int64)
+        scratch = Chunk(states, empty(cells * row), empty(cells * many))
         for item in range(start, stop):
             sequence, first, count, _ = locate(items, item, homes)
             skip = groups - count
@@ -203,16 +203,16 @@ def build_backward(case: Case) -> Any:
     prepare, many = _prepare(case, replays=True), num_numbers(case)
     order, rank, row, chunk, varying, shared = case.order, case.rank, case.row, case.chunk, case.varying, case.shared
     size, locate, copy, (load_states, store_states) = case.width * row, _locate(), _copy(case), _state_copies(case)
-    element = np.dtype(case.dtype).type
+    empty = _allocator(np.dtype(case.dtype).type)
 
     def backward(operands, start, stop):
         items, recurrence, checkpoints, dy, dfinal, gradient, dinitial = operands
         bounds, first_chunk, groups, sets, block, _ = items
-        states, homes = np.empty((chunk + 1) * block * size, element), np.empty(block, np.int64)
-        adjoint = np.empty(block * size, element)
-        slopes = np.empty(block * row, element)
-        scratch = Chunk(states, np.empty(chunk * block * row, element), np.empty(chunk * block * many, element))
-        adjoints = Adjoint(adjoint, np.empty(size, element), slopes)
+        states, homes = empty((chunk + 1) * block * size), np.empty(block, np.int64)
+        adjoint = empty(block * size)
+        slopes = empty(block * row)
+        scratch = Chunk(states, empty(chunk * block * row), empty(chunk * block * many))
+        adjoints = Adjoint(adjoint, empty(size), slopes)
         for item in range(start, stop):
             sequence, first, count, part = locate(items, item, homes)
             skip = groups - count
@@ -259,6 +259,21 @@ def build_backward(case: Case) -> Any:
                 store_states(adjoint, 0, count, dinitial, sequence * groups + first)
 
     return backward
+
+
+def _allocator(element: type) -> Any:
+    """empty(length): scratch memory that begins on a cache line: vectors that straddle two are slow to load and to store."""
+    from numba import njit
+
+    size = np.dtype(element).itemsize
+
+    @njit(inline="always")
+    def empty(length):
+        memory = np.empty(length + 64 // size, element)
+        skip = -memory.ctypes.data % 64 // size
+        return memory[skip : skip + length]
+
+    return empty
 
 
 def _locate() -> Any:
