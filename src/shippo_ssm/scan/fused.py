@@ -225,10 +225,13 @@ def _backward(case: Case, call: Pullback) -> None:
     results = gradient
     if not case.varying:
         results = results._replace(drift=value.new_zeros(len(items.first_chunk), *recurrence.drift.shape, dtype=dtype))
-    num_parts = -(-items.span // items.block) if items.block * items.sets < items.groups else 1
+    num_parts = 1 + int(items.blocks[2::3].max(initial=0))
     if case.shared and (num_parts > 1 or value.dtype != dtype):
         parts = [allocate(value, (num_parts, *vector.shape), dtype) for vector in recurrence[1:3]]
         results = results._replace(write=parts[0], read=parts[1])
+    if case.shared:
+        results.write.zero_()
+        results.read.zero_()
     # Whole, aligned blocks alone can be streamed.
     large = max(write.nbytes, 0 if right is None else right.nbytes)
     case = case._replace(streamed=large >= _STREAMED and case.order % 8 == 0)
@@ -260,35 +263,36 @@ def _make_case(
 
 def _items(recurrence: Recurrence, cu_seqlens: Tensor | None, chunk: int, most: int, sums: bool = False) -> tuple[int, Items]:
     """The number of work items, of at most `most` groups each, and where they lie; with `sums` over the groups of a set."""
-    (batch, length, groups), sets, threads = recurrence.value.shape[:3], recurrence.write.shape[2], torch.get_num_threads()
-    most = max(1, most)
-    if cu_seqlens is None:
-        return _even_items(batch, length, groups, sets, chunk, most, threads, sums)
+    (batch, length, groups), sets = recurrence.value.shape[:3], recurrence.write.shape[2]
+    bounds = range(0, (batch + 1) * length, length) if length else [0] * (batch + 1)
     # The operator sees real values also where `transport_scan` saw none: compiled, exported or under `vmap`.
-    bounds = np.ascontiguousarray(cu_seqlens.numpy(), dtype=np.int64)
-    if bounds[0] != 0 or bounds[-1] != length or np.any(np.diff(bounds) < 0):
-        raise invalid_bounds("transport_scan", bounds.tolist(), length)
-    return _make_items(bounds, groups, sets, chunk, most, threads, sums)
+    if cu_seqlens is not None:
+        bounds = cu_seqlens.tolist()
+        if bounds[0] != 0 or bounds[-1] != length or sorted(bounds) != bounds:
+            raise invalid_bounds("transport_scan", bounds, length)
+    return _cut(tuple(bounds), groups, sets, chunk, max(1, most), torch.get_num_threads(), sums)
 
 
 @functools.lru_cache
-def _even_items(batch: int, length: int, *sizes: Any) -> tuple[int, Items]:
-    return _make_items(np.arange(batch + 1, dtype=np.int64) * length, *sizes)
-
-
-def _make_items(
-    bounds: np.ndarray, groups: int, sets: int, chunk: int, most: int, threads: int, sums: bool
-) -> tuple[int, Items]:
-    sequences, chunks = len(bounds) - 1, -(-np.diff(bounds) // chunk)
+def _cut(bounds: tuple, groups: int, sets: int, chunk: int, most: int, threads: int, sums: bool) -> tuple[int, Items]:
+    sequences = len(bounds) - 1
     # All groups together where memory can be streamed, fewer only to give every thread an equal share.
-    blocks = 1 if sequences >= _ITEMS_PER_THREAD * threads else threads // math.gcd(max(1, sequences), threads)
-    block, span, shared = max(1, min(most, -(-groups // blocks))), max(1, groups), groups // max(1, sets)
+    shares = 1 if sequences >= _ITEMS_PER_THREAD * threads else threads // math.gcd(max(1, sequences), threads)
+    # Groups of a block, and those that are cut into blocks together.
+    block, span, shared = max(1, min(most, -(-groups // shares))), max(1, groups), groups // max(1, sets)
     if sums and shared > 1:
         # Whole sets, or blocks of one that do not depend on the number of threads.
         parts = max(-(-shared // most), min(shared // _SPLIT_GROUPS, -(-_SPLIT_ITEMS // max(1, sequences * sets))), 1)
         block, span = (max(1, block // shared) * shared, span) if parts == 1 else (-(-shared // parts), shared)
-    count = sequences * (groups // span) * -(-span // block)
-    return count, Items(bounds, np.cumsum(chunks) - chunks, groups, sets, block, span)
+    blocks = [
+        (first, min(block, start + span - first), (first - start) // block if block < shared else 0)
+        for start in range(0, groups, span)
+        for first in range(start, start + span, block)
+    ]
+    starts = np.array(bounds, np.int64)
+    chunks = -(-np.diff(starts) // chunk)
+    table = np.array(blocks, np.int64).ravel()
+    return sequences * len(blocks), Items(starts, np.cumsum(chunks) - chunks, table, groups, sets, min(block, span))
 
 
 # For CPU tensors in float32, bfloat16 (with states in float32) or float64, with P <= 16.
