@@ -30,6 +30,7 @@ hence exactly zero where the memory was wiped.
 
 from __future__ import annotations
 
+import functools
 import math
 from typing import Any, NamedTuple
 
@@ -59,14 +60,29 @@ class Case(NamedTuple):
     """Whether the drift varies in time."""
     shared: bool
     """Whether several groups use one write and read."""
-    chunk: int
-    """Positions between two kept states."""
-    row: int
-    """`padded_order`."""
     streamed: bool = False
     """Whether gradients bypass the caches."""
     mirrored: bool = False
     """Whether the forward kernel goes back in time: see `build_forward`."""
+
+    @property
+    @functools.lru_cache  # noqa: B019
+    def chunk(self) -> int:
+        """Positions between two kept states: as few as 16, unless they would outgrow 6 % of the other tensors."""
+        per_position = 2 * ((self.rank + 1) * (self.order + self.width) + 1 + self.has_right * self.width**2)
+        return next((c for c in (16, 32, 64) if self.order * self.width <= 0.06 * per_position * c), 128)
+
+    @property
+    @functools.lru_cache  # noqa: B019
+    def row(self) -> int:
+        """N rounded up to whole vectors: the length of the rows of states in scratch and checkpoints."""
+        lanes = simd_lanes(self.dtype, self.order)
+        return -(-self.order // lanes) * lanes
+
+    @property
+    def numbers(self) -> int:
+        """Numbers of one position and group that are splat one by one: right, value and dy."""
+        return self.width * (self.width + self.rank + 1)
 
 
 class Items(NamedTuple):
@@ -82,6 +98,7 @@ class Items(NamedTuple):
     sets: int
     most: int
     """Groups of the largest block."""
+    parts: int
 
 
 class Forward(NamedTuple):
@@ -144,25 +161,19 @@ class Place(NamedTuple):
     """Tokens to one of this block that comes soon."""
 
 
-def padded_order(dtype: str, order: int) -> int:
-    """N rounded up to whole vectors: the row length of states in scratch and checkpoints."""
-    lanes = simd_lanes(dtype, order)
-    return -(-order // lanes) * lanes
-
-
 def build_forward(case: Case) -> Any:
     """The forward kernel: y, the final states and, unless `checkpoints` is empty, the state before every chunk.
 
     A mirrored one is S_{t-1} = L_t (S_t + write_t value_t^T) R_t^T, and gives the state before the first position alone.
     """
-    step_forward, many = _forward_step(case, replays=False), num_numbers(case)
+    step_forward, many = _forward_step(case, replays=False), case.numbers
     row, chunk, varying, mirrored, size = case.row, case.chunk, case.varying, case.mirrored, case.width * case.row
     tiled = case.width > tile_columns(case.dtype, simd_lanes(case.dtype, case.order))
     (locate, empty), copy, (load_states, store_states) = _helpers(case), _copy(case), _state_copies(case)
 
     def forward(operands, start, stop):
         items, recurrence, initial, y, final, checkpoints = operands
-        bounds, first_chunk, _, groups, sets, most = items
+        bounds, first_chunk, _, groups, sets, most, _ = items
         # A product of several tiles writes a new state beside the old one; a single tile updates it in place.
         other = most if tiled else 0
         cells = most + other
@@ -197,12 +208,12 @@ def build_backward(case: Case) -> Any:
     """The backward kernel: gradients of every operand, those of a constant drift and of shared vectors as partials."""
     step_forward, step_backward = _forward_step(case, replays=True), _backward_step(case)
     order, row, chunk, varying = case.order, case.row, case.chunk, case.varying
-    size, many, copy, (load_states, store_states) = case.width * row, num_numbers(case), _copy(case), _state_copies(case)
-    locate, empty = _helpers(case)
+    size, many = case.width * row, case.numbers
+    (locate, empty), copy, (load_states, store_states) = _helpers(case), _copy(case), _state_copies(case)
 
     def backward(operands, start, stop):
         items, recurrence, checkpoints, dy, dfinal, gradient, dinitial = operands
-        bounds, first_chunk, _, groups, sets, most = items
+        bounds, first_chunk, _, groups, sets, most, _ = items
         states, homes = empty((chunk + 1) * most * size), np.empty(most, np.int64)
         adjoint, slopes = empty(most * size), empty(most * row)
         scratch = Scratch(states, empty(chunk * most * row), empty(chunk * most * many), adjoint, empty(size), slopes)
@@ -294,11 +305,6 @@ def _state_copies(case: Case) -> tuple[Any, Any]:
     return load_states, store_states
 
 
-def num_numbers(case: Case) -> int:
-    """Numbers of one position and group that are splat one by one: right, value and dy."""
-    return case.width * (case.width + case.rank + 1)
-
-
 def _copy(case: Case) -> Any:
     """Numbers of one array to another: the copy of a slice takes Numba four seconds to compile where it is the first."""
 
@@ -332,7 +338,7 @@ def _numbers(emit: Emitter, case: Case, place: Place, scratch: Scratch, *arrays:
     for array, length in zip(arrays, (case.has_right * width**2, sources, width)):
         start = emit.times(place.token, length)
         if array.storage:
-            target = emit.at(emit.times(place.old, num_numbers(case)), begin)
+            target = emit.at(emit.times(place.old, case.numbers), begin)
             if widen:
                 emit.copy(array, start, scratch.numbers, target, length)
             array, start = scratch.numbers, target

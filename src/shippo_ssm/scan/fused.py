@@ -26,7 +26,6 @@ from shippo_ssm.scan._cpu_kernels import (
     Items,
     build_backward,
     build_forward,
-    padded_order,
 )
 from shippo_ssm.scan.algebra import Recurrence
 from shippo_ssm.scan.checks import asks_gradients, invalid_bounds
@@ -48,15 +47,6 @@ def adjoint_update(recurrence: Recurrence, cu_seqlens: Tensor | None = None) -> 
     update = value.new_empty(len(items.first_chunk), value.shape[2], case.order, case.width)
     launch(build_forward, count, Forward(items, recurrence, None, None, update, None), case=case)
     return update
-
-
-def keep_every(order: int, width: int, rank: int, has_right: bool) -> int:
-    """Positions between two kept states: as few as 16, unless the kept states would outgrow 6 % of the other tensors."""
-    per_position = 2 * ((rank + 1) * (order + width) + 1 + has_right * width * width)
-    chunk = 16
-    while order * width > 0.06 * per_position * chunk and chunk < 128:
-        chunk *= 2
-    return chunk
 
 
 class Outputs(NamedTuple):
@@ -102,8 +92,8 @@ def scan_operators(
         y, final_state, _ = scan_op(*recurrence, initial_state, cu_seqlens, asks_gradients(*recurrence, initial_state))
         return y, final_state
 
-    def outputs_of(recurrence: Recurrence, cu_seqlens: Tensor | None, keep: bool, case: Any, new: Callable) -> Outputs:
-        value, order = recurrence.value, recurrence.read.shape[-1]
+    def outputs_of(arguments: Sequence[Any], case: Any, new: Callable) -> Outputs:
+        value, _, read, *_, cu_seqlens, keep = arguments
         batch, length, groups, _, width = value.shape
         sequences = batch if cu_seqlens is None else cu_seqlens.shape[0] - 1
         # Each sequence begins a chunk: never more than one partly filled chunk for each.
@@ -111,9 +101,15 @@ def scan_operators(
         dtype = torch.promote_types(value.dtype, torch.float32)
         return Outputs(
             new(value, (batch, length, groups, width), value.dtype),
-            new(value, (sequences, groups, order, width), dtype),
+            new(value, (sequences, groups, read.shape[-1], width), dtype),
             new(value, (kept, groups, width, case.row), dtype),
         )
+
+    def gradients_of(operands: Sequence[Tensor | None], new: Callable) -> Any:
+        like = operands[0]
+        assert like is not None
+        # An operator returns tensors only: an empty one stands for the gradient of what is not there.
+        return tuple(like.new_empty(0) if x is None else new(x, tuple(x.shape), x.dtype) for x in operands)
 
     given = (
         "Tensor value, Tensor write, Tensor read, Tensor step, Tensor drift, Tensor? right, Tensor? seen, "
@@ -124,12 +120,11 @@ def scan_operators(
 
     @custom_op(f"shippo::{name}", scan_schema)
     def scan_op(*arguments: Any) -> tuple[Tensor, Tensor, Tensor]:
-        *operands, initial_state, cu_seqlens, keep = arguments
+        *operands, initial_state, cu_seqlens, _ = arguments
         recurrence = Recurrence(*operands)
-        case = case_of(recurrence)
-        outputs = outputs_of(recurrence, cu_seqlens, keep, case, allocate)
+        outputs = outputs_of(arguments, case := case_of(recurrence), allocate)
         forward(case, recurrence, initial_state, cu_seqlens, outputs)
-        return outputs.y, outputs.final, outputs.kept
+        return tuple(outputs)
 
     @custom_op(f"shippo::{name}_backward", backward_schema)
     def backward_op(*arguments: Any) -> Any:
@@ -143,23 +138,8 @@ def scan_operators(
         backward(case_of(recurrence), call)
         return gradients
 
-    def gradients_of(operands: Sequence[Tensor | None], new: Callable) -> Any:
-        like = operands[0]
-        assert like is not None
-        # An operator returns tensors only: an empty one stands for the gradient of what is not there.
-        return tuple(
-            like.new_empty(0) if tensor is None else new(tensor, tuple(tensor.shape), tensor.dtype) for tensor in operands
-        )
-
-    @scan_op.register_fake
-    def _(*arguments: Any) -> tuple[Tensor, ...]:
-        *operands, _, cu_seqlens, keep = arguments
-        recurrence = Recurrence(*operands)
-        return tuple(outputs_of(recurrence, cu_seqlens, keep, case_of(recurrence), _new_empty))
-
-    @backward_op.register_fake
-    def _(*arguments: Any) -> tuple[Tensor, ...]:
-        return gradients_of(arguments[:8], _new_empty)
+    scan_op.register_fake(lambda *a: tuple(outputs_of(a, case_of(Recurrence(*a[:7])), _new_empty)))
+    backward_op.register_fake(lambda *a: gradients_of(a[:8], _new_empty))
 
     def save(ctx: Any, inputs: tuple, output: tuple) -> None:
         *operands, _ = inputs
@@ -225,9 +205,8 @@ def _backward(case: Case, call: Pullback) -> None:
     results = gradient
     if not case.varying:
         results = results._replace(drift=value.new_zeros(len(items.first_chunk), *recurrence.drift.shape, dtype=dtype))
-    num_parts = 1 + int(items.blocks[2::3].max(initial=0))
-    if case.shared and (num_parts > 1 or value.dtype != dtype):
-        parts = [allocate(value, (num_parts, *vector.shape), dtype) for vector in recurrence[1:3]]
+    if case.shared and (items.parts > 1 or value.dtype != dtype):
+        parts = [allocate(value, (items.parts, *vector.shape), dtype) for vector in recurrence[1:3]]
         results = results._replace(write=parts[0], read=parts[1])
     if case.shared:
         results.write.zero_()
@@ -246,19 +225,10 @@ def _backward(case: Case, call: Pullback) -> None:
 def _case(recurrence: Recurrence) -> Case:
     """What the kernels for these operands are made for."""
     value, _, read, _, drift, right, seen = recurrence
+    dtype = str(compute_dtype(value.dtype)).removeprefix("torch.")
     # Sizes that are symbols while tracing are numbers from here on.
     sizes = int(read.shape[-1]), int(value.shape[-1]), int(value.shape[-2])
-    kinds = right is not None, seen is not None, drift.ndim == 4, bool(read.shape[2] != value.shape[2])
-    return _make_case(value.dtype, *sizes, *kinds)
-
-
-@functools.lru_cache
-def _make_case(
-    value_dtype: torch.dtype, order: int, width: int, rank: int, has_right: bool, has_seen: bool, varying: bool, shared: bool
-) -> Case:
-    dtype = str(compute_dtype(value_dtype)).removeprefix("torch.")
-    chunk, row = keep_every(order, width, rank, has_right), padded_order(dtype, order)
-    return Case(dtype, order, width, rank, has_right, has_seen, varying, shared, chunk, row)
+    return Case(dtype, *sizes, right is not None, seen is not None, drift.ndim == 4, bool(read.shape[2] != value.shape[2]))
 
 
 def _items(recurrence: Recurrence, cu_seqlens: Tensor | None, chunk: int, most: int, sums: bool = False) -> tuple[int, Items]:
@@ -291,8 +261,9 @@ def _cut(bounds: tuple, groups: int, sets: int, chunk: int, most: int, threads: 
     ]
     starts = np.array(bounds, np.int64)
     chunks = -(-np.diff(starts) // chunk)
+    parts = 1 + max((part for *_, part in blocks), default=0)
     table = np.array(blocks, np.int64).ravel()
-    return sequences * len(blocks), Items(starts, np.cumsum(chunks) - chunks, table, groups, sets, min(block, span))
+    return sequences * len(blocks), Items(starts, np.cumsum(chunks) - chunks, table, groups, sets, min(block, span), parts)
 
 
 # For CPU tensors in float32, bfloat16 (with states in float32) or float64, with P <= 16.
