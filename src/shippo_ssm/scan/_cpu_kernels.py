@@ -169,7 +169,7 @@ def build_forward(case: Case) -> Any:
     step_forward, many = _forward_step(case, replays=False), case.numbers
     row, chunk, varying, mirrored, size = case.row, case.chunk, case.varying, case.mirrored, case.width * case.row
     tiled = case.width > tile_columns(case.dtype, simd_lanes(case.dtype, case.order))
-    (locate, empty), copy, (load_states, store_states) = _helpers(case), _copy(case), _state_copies(case)
+    locate, empty, load_states, store_states, copy = _helpers(case)
 
     def forward(operands, start, stop):
         items, recurrence, initial, y, final, checkpoints = operands
@@ -209,7 +209,7 @@ def build_backward(case: Case) -> Any:
     step_forward, step_backward = _forward_step(case, replays=True), _backward_step(case)
     order, row, chunk, varying = case.order, case.row, case.chunk, case.varying
     size, many = case.width * row, case.numbers
-    (locate, empty), copy, (load_states, store_states) = _helpers(case), _copy(case), _state_copies(case)
+    locate, empty, load_states, store_states, copy = _helpers(case)
 
     def backward(operands, start, stop):
         items, recurrence, checkpoints, dy, dfinal, gradient, dinitial = operands
@@ -254,14 +254,25 @@ def build_backward(case: Case) -> Any:
     return backward
 
 
-def _helpers(case: Case) -> tuple[Any, Any]:
-    """locate(items, item, homes): sequence, first group, number of groups, part of a set; `homes` becomes the groups' sets.
+class Helpers(NamedTuple):
+    """What kernels call besides the steps."""
 
-    empty(length): scratch that begins on a cache line, since vectors that straddle two are slow to load and to store.
-    """
+    locate: Any
+    """(items, item, homes): sequence, first group, number of groups, part of a set; `homes` becomes the groups' sets."""
+    empty: Any
+    """(length): scratch that begins on a cache line, since vectors that straddle two are slow to load and to store."""
+    load_states: Any
+    """(operand, corner, count, states): [.., G, N, P] from group `corner` on to scratch [group, P, row]."""
+    store_states: Any
+    """(states, start, count, operand, corner): back again."""
+    copy: Any
+    """(source, i, target, j, length): that of a slice takes Numba four seconds to compile where it is the first."""
+
+
+def _helpers(case: Case) -> Helpers:
     from numba import njit
 
-    element = np.dtype(case.dtype).type
+    element, order, width, row = np.dtype(case.dtype).type, case.order, case.width, case.row
     itemsize = np.dtype(element).itemsize
 
     @njit(inline="always")
@@ -279,15 +290,6 @@ def _helpers(case: Case) -> tuple[Any, Any]:
         skip = -memory.ctypes.data % 64 // itemsize
         return memory[skip : skip + length]
 
-    return locate, empty
-
-
-def _state_copies(case: Case) -> tuple[Any, Any]:
-    """Copies of `count` states between an operand [.., G, N, P], from group `corner` on, and scratch [group, P, row]."""
-    from numba import njit
-
-    order, width, row = case.order, case.width, case.row
-
     @njit(inline="always")
     def load_states(operand, corner, count, states):
         for g in range(count):
@@ -302,18 +304,12 @@ def _state_copies(case: Case) -> tuple[Any, Any]:
                 for p in range(width):
                     operand[((corner + g) * order + n) * width + p] = states[start + (g * width + p) * row + n]
 
-    return load_states, store_states
-
-
-def _copy(case: Case) -> Any:
-    """Numbers of one array to another: the copy of a slice takes Numba four seconds to compile where it is the first."""
-
     @simd(case.dtype, simd_lanes(case.dtype, case.order))
     def copy(emit: Emitter, source: Pointer, i: Any, target: Pointer, j: Any, length: Any) -> None:
         for n in emit.blocks(length):
             emit.store(target, emit.at(j, n), emit.load(source, emit.at(i, n)))
 
-    return copy
+    return Helpers(locate, empty, load_states, store_states, copy)
 
 
 def _prefetch(emit: Emitter, case: Case, place: Place, recurrence: Pointers, dy: Pointer, out: Pointers | None) -> None:
@@ -402,10 +398,8 @@ def _forward_step(case: Case, *, replays: bool) -> Any:
             outputs = [emit.variable() for _ in range(count * (not replays))]
             overlaps = [emit.variable() for _ in range(rank * (has_seen and not replays))]
             for n in emit.blocks(order):
-                if width > columns:
-                    left = emit.load(decays, emit.at(emit.times(place.old, row), n), padded=True)
-                else:
-                    left = decay(n)
+                kept = emit.at(emit.times(place.old, row), n)
+                left = emit.load(decays, kept, padded=True) if width > columns else decay(n)
                 if has_right and width > columns:
                     column = emit.at(matrix, emit.times(q, stride))
                     state = _tile(emit, width, count, states, emit.at(old_state, n), row, right, column, stride)
@@ -468,7 +462,6 @@ def _backward_step(case: Case) -> Any:
         (right, matrix), source, cotangent = _numbers(emit, case, place, scratch, right, value, dy, widen=False)
         values, (cotangents,) = _splats(emit, *source, rank, width), _splats(emit, *cotangent, 1, width)
         rate = emit.splat(step, token)
-        dmatrix = emit.times(token, width * width)
         dvalues = [[emit.variable() for _ in range(width)] for _ in range(rank)]
         dsteps = emit.variable()
         own, overlaps = [], []
@@ -525,7 +518,7 @@ def _backward_step(case: Case) -> Any:
                 store_slope(n, load_rows(emit, adjoint, emit.at(state, n), width, row))
         emit.store_sums(out.step, token, [dsteps.get()])
         if has_right:
-            _store_dright(emit, states, old_state, moved, out.right, dmatrix)
+            _store_dright(emit, states, old_state, moved, out.right, emit.times(token, width * width))
 
     def _store_dright(emit: Emitter, states: Pointer, old: Any, moved: Pointer, dright: Pointer, start: Any) -> None:
         # H_old^T M in tiles of two by four: eight sums, six operands, within sixteen registers.
@@ -539,8 +532,8 @@ def _backward_step(case: Case) -> Any:
                         for total, m in zip(line, columns):
                             total.set(emit.fma(h, m, total.get()))
                 for p, line in enumerate(tile, start=top):
-                    sums = [total.get() for total in line]
-                    emit.store_sums(dright, emit.at(start, p * width + left), sums, streamed=streamed and width % 4 == 0)
+                    place = emit.at(start, p * width + left)
+                    emit.store_sums(dright, place, [total.get() for total in line], streamed=streamed and width % 4 == 0)
 
     return backward_step
 
@@ -551,11 +544,10 @@ def _product(emit: Emitter, rows: list[Any], matrix: Pointer, start: Any, stride
     One row after another, so that a matrix entry is loaded right where it is used.
     """
     width = len(rows)
-    down = width // stride
     result: list[Any] = [None] * width
     for p, x in enumerate(rows):
         for q in range(width):
-            entry = emit.splat(matrix, emit.at(start, p * down + q * stride))
+            entry = emit.splat(matrix, emit.at(start, p * (width // stride) + q * stride))
             result[q] = emit.mul(x, entry) if p == 0 else emit.fma(x, entry, result[q])
     return result
 
@@ -564,21 +556,14 @@ def _tile(
     emit: Emitter, width: int, count: int, array: Pointer, first: Any, row: int, matrix: Pointer, start: Any, stride: int
 ) -> list[Any]:
     """The same for `count` of the columns, the first at `start`, of rows that stand in `array`, one every `row` numbers."""
-    down = width // stride
-
-    def row_of(p: Any) -> Any:
-        return emit.load(array, emit.at(first, emit.times(p, row)), padded=True)
-
-    def entry_of(p: Any, q: int) -> Any:
-        return emit.splat(matrix, emit.at(start, emit.times(p, down), q * stride))
-
     sums = [emit.variable() for _ in range(count)]
     # A run-time loop, since what is unrolled has to be compiled.
     for strip, several in emit.strips(width, STRIP):
         for p in (emit.at(strip, i) for i in range(several)):
-            vector = row_of(p)
+            vector = emit.load(array, emit.at(first, emit.times(p, row)), padded=True)
             for q, total in enumerate(sums):
-                total.set(emit.fma(entry_of(p, q), vector, total.get()))
+                entry = emit.splat(matrix, emit.at(start, emit.times(p, width // stride), q * stride))
+                total.set(emit.fma(entry, vector, total.get()))
     return [total.get() for total in sums]
 
 
