@@ -326,7 +326,9 @@ def _prefetch(emit: Emitter, case: Case, place: Place, recurrence: Pointers, dy:
             emit.prefetch(array, emit.times(emit.at(place.token, distance), length), length, writes=writes)
 
 
-def _numbers(emit: Emitter, case: Case, place: Place, scratch: Scratch, *arrays: Pointer, widen: bool) -> list[Any]:
+def _numbers(
+    emit: Emitter, case: Case, place: Place, scratch: Scratch, *arrays: Pointer, widen: bool
+) -> list[tuple[Pointer, Any]]:
     """Where the numbers of a token that are splat one by one stand, of right, value and dy: the array and an index, or those of
     scratch for bfloat16, which a forward step widens."""
     width, sources = case.width, case.rank * case.width

@@ -119,7 +119,7 @@ def scan_operators(
     backward_schema = f"({given}, Tensor kept, Tensor dy, Tensor? dfinal) -> ({', '.join(['Tensor'] * 8)})"
 
     @custom_op(f"shippo::{name}", scan_schema)
-    def scan_op(*arguments: Any) -> tuple[Tensor, Tensor, Tensor]:
+    def scan_op(*arguments: Any) -> tuple[Tensor, ...]:
         *operands, initial_state, cu_seqlens, _ = arguments
         recurrence = Recurrence(*operands)
         outputs = outputs_of(arguments, case := case_of(recurrence), allocate)
