@@ -30,6 +30,7 @@ hence exactly zero where the memory was wiped.
 
 from __future__ import annotations
 
+import functools
 import math
 from typing import Any, NamedTuple
 
@@ -59,14 +60,29 @@ class Case(NamedTuple):
     """Whether the drift varies in time."""
     shared: bool
     """Whether several groups use one write and read."""
-    chunk: int
-    """Positions between two kept states."""
-    row: int
-    """`padded_order`."""
     streamed: bool = False
     """Whether gradients bypass the caches."""
     mirrored: bool = False
     """Whether the forward kernel goes back in time: see `build_forward`."""
+
+    @property
+    @functools.lru_cache  # noqa: B019
+    def chunk(self) -> int:
+        """Positions between two kept states: as few as 16, unless they would outgrow 6 % of the other tensors."""
+        per_position = 2 * ((self.rank + 1) * (self.order + self.width) + 1 + self.has_right * self.width**2)
+        return next((c for c in (16, 32, 64) if self.order * self.width <= 0.06 * per_position * c), 128)
+
+    @property
+    @functools.lru_cache  # noqa: B019
+    def row(self) -> int:
+        """N rounded up to whole vectors: the length of the rows of states in scratch and checkpoints."""
+        lanes = simd_lanes(self.dtype, self.order)
+        return -(-self.order // lanes) * lanes
+
+    @property
+    def numbers(self) -> int:
+        """Numbers of one position and group that are splat one by one: right, value and dy."""
+        return self.width * (self.width + self.rank + 1)
 
 
 class Items(NamedTuple):
@@ -76,12 +92,13 @@ class Items(NamedTuple):
     """[sequences + 1] first position of each sequence."""
     first_chunk: Any
     """[sequences] first chunk of each sequence."""
+    blocks: Any
+    """[blocks, 3] of groups: the first one, how many, and their part of a set."""
     groups: int
     sets: int
-    block: int
-    """Groups of one item."""
-    span: int
-    """Groups that are cut into blocks together: all of them, or those of one set."""
+    most: int
+    """Groups of the largest block."""
+    parts: int
 
 
 class Forward(NamedTuple):
@@ -108,20 +125,18 @@ class Backward(NamedTuple):
     dinitial: Any
 
 
-class Chunk(NamedTuple):
-    """Scratch: states [position, group, P, row], decays [position, group, row] and, of operands in bfloat16, numbers that are
-    splat one by one, [position, group, P P + r P + P] (right, value, dy), of one chunk or one position."""
+class Scratch(NamedTuple):
+    """Scratch of one item. Of one chunk or one position: states [position, group, P, row], decays [position, group, row] and,
+    of operands in bfloat16, numbers that are splat one by one, [position, group, P P + r P + P] (right, value, dy).
+
+    The other three are those of a backward pass: dLoss/dH [group, P, row], M = decay dLoss/dH of one group as [P, row], and
+    ddrift [group, row] of a chunk.
+    """
 
     states: Any
     decays: Any
     numbers: Any
-
-
-class Adjoint(NamedTuple):
-    """Scratch of the backward pass: dLoss/dH [group, P, row], M = decay dLoss/dH of one group as [P, row], and ddrift
-    [group, row] of a chunk."""
-
-    state: Any
+    adjoint: Any
     moved: Any
     slopes: Any
 
@@ -135,17 +150,15 @@ class Place(NamedTuple):
     dvector: Any
     """The row of the gradient of its vector."""
     old: Any
-    """The cell of its old state, decay and numbers, in a `Chunk`."""
+    """The cell of its old state, decay and numbers."""
     new: Any
     """The cell of its new state."""
     group: Any
-    """The cell of its group, in an `Adjoint`."""
-
-
-def padded_order(dtype: str, order: int) -> int:
-    """N rounded up to whole vectors: the row length of states in scratch and checkpoints."""
-    lanes = simd_lanes(dtype, order)
-    return -(-order // lanes) * lanes
+    """The cell of its group in the adjoint."""
+    near: Any
+    """Tokens to the one of the next position."""
+    far: Any
+    """Tokens to one of this block that comes soon."""
 
 
 def build_forward(case: Case) -> Any:
@@ -153,23 +166,21 @@ def build_forward(case: Case) -> Any:
 
     A mirrored one is S_{t-1} = L_t (S_t + write_t value_t^T) R_t^T, and gives the state before the first position alone.
     """
-    step_forward, prepare, many = _forward_step(case, replays=False), _prepare(case, replays=False), num_numbers(case)
+    step_forward, many = _forward_step(case, replays=False), case.numbers
     row, chunk, varying, mirrored, size = case.row, case.chunk, case.varying, case.mirrored, case.width * case.row
     tiled = case.width > tile_columns(case.dtype, simd_lanes(case.dtype, case.order))
-    locate, copy, (load_states, store_states) = _locate(), _copy(case), _state_copies(case)
-    element = np.dtype(case.dtype).type
+    locate, empty, load_states, store_states, copy = _helpers(case)
 
     def forward(operands, start, stop):
         items, recurrence, initial, y, final, checkpoints = operands
-        bounds, first_chunk, groups, sets, block, _ = items
+        bounds, first_chunk, _, groups, sets, most, _ = items
         # A product of several tiles writes a new state beside the old one; a single tile updates it in place.
-        other = block if tiled else 0
-        cells = block + other
-        states, homes = np.empty(cells * size, element), np.empty(block, np.int64)
-        scratch = Chunk(states, np.empty(cells * row, element), np.empty(cells * many, element))
+        other = most if tiled else 0
+        cells = most + other
+        states, homes = empty(cells * size), np.empty(most, np.int64)
+        scratch = Scratch(states, empty(cells * row), empty(cells * many), states, states, states)
         for item in range(start, stop):
             sequence, first, count, _ = locate(items, item, homes)
-            skip = groups - count
             begin, end = bounds[sequence], bounds[sequence + 1]
             states[:] = 0
             if initial.size:
@@ -182,15 +193,11 @@ def build_forward(case: Case) -> Any:
                 for time in range(low, min(low + chunk, end)):
                     t = begin + end - 1 - time if mirrored else time
                     for g in range(count):
-                        token = t * groups + first + g
-                        drift_row = token if varying else first + g
-                        place = Place(token, 0, drift_row, 0, old + g, new + g, g)
-                        prepare(place, scratch, recurrence, y, recurrence, groups)
-                    for g in range(count):
                         token, vector = t * groups + first + g, t * sets + homes[g]
-                        ahead = PREFETCH if g + PREFETCH < count else PREFETCH + skip
-                        place = Place(token, vector, 0, 0, old + g, new + g, g)
-                        step_forward(place, scratch, recurrence, ahead, y, y)
+                        drift_row = token if varying else first + g
+                        far = PREFETCH if g + PREFETCH < count else PREFETCH + groups - count
+                        place = Place(token, vector, drift_row, 0, old + g, new + g, g, groups, far)
+                        step_forward(place, scratch, recurrence, y, recurrence)
                     old, new = new, old
             store_states(states, old * size, count, final, sequence * groups + first)
 
@@ -200,22 +207,18 @@ def build_forward(case: Case) -> Any:
 def build_backward(case: Case) -> Any:
     """The backward kernel: gradients of every operand, those of a constant drift and of shared vectors as partials."""
     step_forward, step_backward = _forward_step(case, replays=True), _backward_step(case)
-    prepare, many = _prepare(case, replays=True), num_numbers(case)
-    order, rank, row, chunk, varying, shared = case.order, case.rank, case.row, case.chunk, case.varying, case.shared
-    size, locate, copy, (load_states, store_states) = case.width * row, _locate(), _copy(case), _state_copies(case)
-    element = np.dtype(case.dtype).type
+    order, row, chunk, varying = case.order, case.row, case.chunk, case.varying
+    size, many = case.width * row, case.numbers
+    locate, empty, load_states, store_states, copy = _helpers(case)
 
     def backward(operands, start, stop):
         items, recurrence, checkpoints, dy, dfinal, gradient, dinitial = operands
-        bounds, first_chunk, groups, sets, block, _ = items
-        states, homes = np.empty((chunk + 1) * block * size, element), np.empty(block, np.int64)
-        adjoint = np.empty(block * size, element)
-        slopes = np.empty(block * row, element)
-        scratch = Chunk(states, np.empty(chunk * block * row, element), np.empty(chunk * block * many, element))
-        adjoints = Adjoint(adjoint, np.empty(size, element), slopes)
+        bounds, first_chunk, _, groups, sets, most, _ = items
+        states, homes = empty((chunk + 1) * most * size), np.empty(most, np.int64)
+        adjoint, slopes = empty(most * size), empty(most * row)
+        scratch = Scratch(states, empty(chunk * most * row), empty(chunk * most * many), adjoint, empty(size), slopes)
         for item in range(start, stop):
             sequence, first, count, part = locate(items, item, homes)
-            skip = groups - count
             begin, end = bounds[sequence], bounds[sequence + 1]
             # Where the gradients of this part of a set begin, in rows.
             own = part * bounds[-1] * sets
@@ -227,30 +230,20 @@ def build_backward(case: Case) -> Any:
                 kept = ((first_chunk[sequence] + index) * groups + first) * size
                 copy(checkpoints, kept, states, 0, count * size)
                 for t in range(low, high):
-                    if shared:
-                        rows, corner = homes[count - 1] - homes[0] + 1, own + t * sets + homes[0]
-                        for n in range(rows * order):
-                            gradient.read[corner * order + n] = 0
-                        for n in range(rows * rank * order):
-                            gradient.write[corner * rank * order + n] = 0
                     for g in range(count):
-                        token, cell = t * groups + first + g, (t - low) * block + g
+                        token, vector, cell = t * groups + first + g, t * sets + homes[g], (t - low) * most + g
                         drift_row = token if varying else first + g
-                        place = Place(token, 0, drift_row, 0, cell, cell + block, g)
-                        prepare(place, scratch, recurrence, dy, gradient, groups)
-                    for g in range(count):
-                        token, cell, vector = t * groups + first + g, (t - low) * block + g, t * sets + homes[g]
-                        ahead = PREFETCH if g + PREFETCH < count else PREFETCH + skip
-                        place = Place(token, vector, 0, own + vector, cell, cell + block, g)
-                        step_forward(place, scratch, recurrence, ahead, dy, gradient.read)
+                        far = PREFETCH if g + PREFETCH < count else PREFETCH + groups - count
+                        place = Place(token, vector, drift_row, own + vector, cell, cell + most, g, groups, far)
+                        step_forward(place, scratch, recurrence, dy, gradient)
                 # A chunk's share of the drift gradient is summed apart, so that long sequences lose no digits.
                 slopes[:] = 0
                 for t in range(high - 1, low - 1, -1):
                     for g in range(count):
-                        token, cell, vector = t * groups + first + g, (t - low) * block + g, t * sets + homes[g]
+                        token, vector, cell = t * groups + first + g, t * sets + homes[g], (t - low) * most + g
                         drift_row = token if varying else first + g
-                        place = Place(token, vector, drift_row, own + vector, cell, cell + block, g)
-                        step_backward(place, scratch, adjoints, recurrence, dy, gradient)
+                        place = Place(token, vector, drift_row, own + vector, cell, cell + most, g, 0, 0)
+                        step_backward(place, scratch, recurrence, dy, gradient)
                 if not varying:
                     for g in range(count):
                         for n in range(order):
@@ -261,30 +254,41 @@ def build_backward(case: Case) -> Any:
     return backward
 
 
-def _locate() -> Any:
-    """locate(items, item, homes): sequence, first group, number of groups, part of a set; `homes` becomes the groups' sets."""
+class Helpers(NamedTuple):
+    """What kernels call besides the steps."""
+
+    locate: Any
+    """(items, item, homes): sequence, first group, number of groups, part of a set; `homes` becomes the groups' sets."""
+    empty: Any
+    """(length): scratch that begins on a cache line, since vectors that straddle two are slow to load and to store."""
+    load_states: Any
+    """(operand, corner, count, states): [.., G, N, P] from group `corner` on to scratch [group, P, row]."""
+    store_states: Any
+    """(states, start, count, operand, corner): back again."""
+    copy: Any
+    """(source, i, target, j, length): that of a slice takes Numba four seconds to compile where it is the first."""
+
+
+def _helpers(case: Case) -> Helpers:
     from numba import njit
+
+    element, order, width, row = np.dtype(case.dtype).type, case.order, case.width, case.row
+    itemsize = np.dtype(element).itemsize
 
     @njit(inline="always")
     def locate(items, item, homes):
-        shared, blocks = items.groups // items.sets, (items.span + items.block - 1) // items.block
-        num_blocks = items.groups // items.span * blocks
-        sequence, index = item // num_blocks, item % num_blocks
-        inside = index % blocks
-        first = index // blocks * items.span + inside * items.block
-        count = min(items.block, items.span - inside * items.block)
+        num_blocks = len(items.blocks) // 3
+        sequence, corner = item // num_blocks, item % num_blocks * 3
+        first, count, part = items.blocks[corner], items.blocks[corner + 1], items.blocks[corner + 2]
         for g in range(count):
-            homes[g] = (first + g) // shared
-        return sequence, first, count, inside if items.block < shared else 0
+            homes[g] = (first + g) // (items.groups // items.sets)
+        return sequence, first, count, part
 
-    return locate
-
-
-def _state_copies(case: Case) -> tuple[Any, Any]:
-    """Copies of `count` states between an operand [.., G, N, P], from group `corner` on, and scratch [group, P, row]."""
-    from numba import njit
-
-    order, width, row = case.order, case.width, case.row
+    @njit(inline="always")
+    def empty(length):
+        memory = np.empty(length + 64 // itemsize, element)
+        skip = -memory.ctypes.data % 64 // itemsize
+        return memory[skip : skip + length]
 
     @njit(inline="always")
     def load_states(operand, corner, count, states):
@@ -300,65 +304,45 @@ def _state_copies(case: Case) -> tuple[Any, Any]:
                 for p in range(width):
                     operand[((corner + g) * order + n) * width + p] = states[start + (g * width + p) * row + n]
 
-    return load_states, store_states
-
-
-def num_numbers(case: Case) -> int:
-    """Numbers of one position and group that are splat one by one: right, value and dy."""
-    return case.width * (case.width + case.rank + 1)
-
-
-def _copy(case: Case) -> Any:
-    """Numbers of one array to another: the copy of a slice takes Numba four seconds to compile where it is the first."""
-
     @simd(case.dtype, simd_lanes(case.dtype, case.order))
     def copy(emit: Emitter, source: Pointer, i: Any, target: Pointer, j: Any, length: Any) -> None:
         for n in emit.blocks(length):
             emit.store(target, emit.at(j, n), emit.load(source, emit.at(i, n)))
 
-    return copy
+    return Helpers(locate, empty, load_states, store_states, copy)
 
 
-def _prepare(case: Case, *, replays: bool) -> Any:
-    """exp(step drift) of one position and group, in a loop of its own: its long dependency chains then overlap.
-
-    Widens what is splat later, since a number that was just stored is slow to load, and prefetches the short rows of the next
-    position, since the processor's own prefetching fails at the gaps between blocks of groups.
-    """
-    _, order, width, rank, has_right = case[:5]
-
-    @simd(case.dtype, simd_lanes(case.dtype, order))
-    def prepare(
-        emit: Emitter, place: Place, scratch: Chunk, recurrence: Pointers, dy: Pointer, out: Pointers, groups: Any
-    ) -> None:
-        next_token = emit.at(place.token, groups)
-        for array, length in ((recurrence.value, rank * width), (recurrence.step, 1)):
-            emit.prefetch(array, emit.times(next_token, length), length)
-        # A forward pass gives y for dy.
-        emit.prefetch(dy, emit.times(next_token, width), width, writes=not replays)
-        for array, length in ((out.value, replays * rank * width), (out.step, int(replays))):
-            emit.prefetch(array, emit.times(next_token, length), length, writes=True)
-        rate = emit.mul(emit.splat(recurrence.step, place.token), emit.constant(math.log2(math.e)))
-        for n in emit.blocks(order):
-            exponent = emit.mul(rate, emit.load(recurrence.drift, emit.at(emit.times(place.drift_row, order), n)))
-            emit.store(scratch.decays, emit.at(emit.times(place.old, case.row), n), emit.exp2(exponent), padded=True)
-        lengths = (has_right * width * width, rank * width, replays * width)
-        offsets = (0, width**2, width * (width + rank))
-        for array, length, offset in zip((recurrence.right, recurrence.value, dy), lengths, offsets):
-            if array.storage:
-                target = emit.at(emit.times(place.old, num_numbers(case)), offset)
-                emit.copy(array, emit.times(place.token, length), scratch.numbers, target, length)
-
-    return prepare
+def _prefetch(emit: Emitter, case: Case, place: Place, recurrence: Pointers, dy: Pointer, out: Pointers | None) -> None:
+    """Ask for the short rows of the next position and for long rows that come soon: the processor's own prefetching fails at
+    the gaps between blocks of groups. A forward pass, without `out`, gives y for dy."""
+    value, write, read, step, _, right, _ = recurrence
+    sources, vectors = case.rank * case.width, (not case.shared) * case.order
+    rows = [(value, sources, False), (step, 1, False), (dy, case.width, out is None)]
+    if out is not None:
+        rows += [(out.value, sources, True), (out.step, 1, True)]
+    long_rows = [(write, case.rank * vectors, False), (read, vectors, False), (right, case.has_right * case.width**2, False)]
+    for distance, asked in (place.near, rows), (place.far, long_rows):
+        for array, length, writes in asked:
+            emit.prefetch(array, emit.times(emit.at(place.token, distance), length), length, writes=writes)
 
 
 def _numbers(
-    emit: Emitter, case: Case, scratch: Chunk, place: Place, array: Pointer, length: int, offset: int
-) -> tuple[Pointer, Any]:
-    """Where the `length` numbers of a token can be splat from: the array, or where `_prepare` has widened them."""
-    if array.storage:
-        return scratch.numbers, emit.at(emit.times(place.old, num_numbers(case)), offset)
-    return array, emit.times(place.token, length)
+    emit: Emitter, case: Case, place: Place, scratch: Scratch, *arrays: Pointer, widen: bool
+) -> list[tuple[Pointer, Any]]:
+    """Where the numbers of a token that are splat one by one stand, of right, value and dy: the array and an index, or those of
+    scratch for bfloat16, which a forward step widens."""
+    width, sources = case.width, case.rank * case.width
+    found, begin = [], 0
+    for array, length in zip(arrays, (case.has_right * width**2, sources, width)):
+        start = emit.times(place.token, length)
+        if array.storage:
+            target = emit.at(emit.times(place.old, case.numbers), begin)
+            if widen:
+                emit.copy(array, start, scratch.numbers, target, length)
+            array, start = scratch.numbers, target
+        found.append((array, start))
+        begin += length
+    return found
 
 
 def _forward_step(case: Case, *, replays: bool) -> Any:
@@ -368,36 +352,40 @@ def _forward_step(case: Case, *, replays: bool) -> Any:
     columns = tile_columns(case.dtype, lanes)
 
     @simd(case.dtype, lanes)
-    def forward_step(
-        emit: Emitter, place: Place, scratch: Chunk, recurrence: Pointers, ahead: Any, y: Pointer, dread: Pointer
-    ) -> None:
-        value, write, read, _, _, right, seen = recurrence
-        states, decays, _ = scratch
-        token, vector, dvector = _rows_of(case, place)
+    def forward_step(emit: Emitter, place: Place, scratch: Scratch, recurrence: Pointers, y: Pointer, out: Pointers) -> None:
+        value, write, read, step, drift, right, seen = recurrence
+        states, decays, token = scratch.states, scratch.decays, place.token
+        _, vector, dvector = _rows_of(case, place)
         old_state, new_state = emit.times(place.old, width * row), emit.times(place.new, width * row)
-        # Long rows; the processor's own prefetching does not jump over the gap after a block of groups.
-        for array, length in ((write, rank * order), (read, order), (right, has_right * width**2)):
-            if array is right or not case.shared:
-                emit.prefetch(array, emit.times(emit.at(token, ahead), length), length)
-        sources = emit.times(token, rank * width)
-        value, first = _numbers(emit, case, scratch, place, value, rank * width, width**2)
-        right, matrix = _numbers(emit, case, scratch, place, right, width * width, 0)
+        _prefetch(emit, case, place, recurrence, y, out if replays else None)
+        (right, matrix), (value, first), *cotangent = _numbers(
+            emit, case, place, scratch, right, value, *[y] * replays, widen=True
+        )
+        sources, rate = emit.times(token, rank * width), emit.mul(emit.splat(step, token), emit.constant(math.log2(math.e)))
         cotangents, own = [], []
         if replays:
-            dy, at_dy = _numbers(emit, case, scratch, place, y, width, width * (width + rank))
-            (cotangents,) = _splats(emit, dy, at_dy, 1, width)
+            (cotangents,) = _splats(emit, *cotangent[0], 1, width)
             if has_seen:
                 own = [emit.dot(line, cotangents) for line in _splats(emit, seen, sources, rank, width)]
+
+        def decay(n: Any) -> Any:
+            factor = emit.exp2(emit.mul(rate, emit.load(drift, emit.at(emit.times(place.drift_row, order), n))))
+            if replays or width > columns:
+                emit.store(decays, emit.at(emit.times(place.old, row), n), factor, padded=True)
+            return factor
 
         def store_dread(n: Any, rows: list[Any], writes: list[Any]) -> None:
             total = emit.dot(rows, cotangents)
             for c, where in zip(own, writes):
                 total = emit.fma(c, where, total)
-            _store_vector(emit, case, dread, emit.at(emit.times(dvector, order), n), total)
+            _store_vector(emit, case, out.read, emit.at(emit.times(dvector, order), n), total)
 
         def load_writes(n: Any) -> list[Any]:
             return [emit.load(write, emit.at(emit.times(vector, rank * order), n, r * order)) for r in range(rank)]
 
+        if width > columns:
+            for n in emit.blocks(order):
+                decay(n)
         if mirrored:
             for n in emit.blocks(order):
                 rows = load_rows(emit, states, emit.at(old_state, n), width, row)
@@ -412,7 +400,8 @@ def _forward_step(case: Case, *, replays: bool) -> Any:
             outputs = [emit.variable() for _ in range(count * (not replays))]
             overlaps = [emit.variable() for _ in range(rank * (has_seen and not replays))]
             for n in emit.blocks(order):
-                left = emit.load(decays, emit.at(emit.times(place.old, row), n), padded=True)
+                kept = emit.at(emit.times(place.old, row), n)
+                left = emit.load(decays, kept, padded=True) if width > columns else decay(n)
                 if has_right and width > columns:
                     column = emit.at(matrix, emit.times(q, stride))
                     state = _tile(emit, width, count, states, emit.at(old_state, n), row, right, column, stride)
@@ -466,19 +455,15 @@ def _backward_step(case: Case) -> Any:
     tiled = has_right and width > columns
 
     @simd(dtype, lanes)
-    def backward_step(
-        emit: Emitter, place: Place, scratch: Chunk, adjoints: Adjoint, recurrence: Pointers, dy: Pointer, out: Pointers
-    ) -> None:
+    def backward_step(emit: Emitter, place: Place, scratch: Scratch, recurrence: Pointers, dy: Pointer, out: Pointers) -> None:
         value, write, read, step, drift, right, seen = recurrence
-        (states, decays, _), (adjoint, moved, slopes) = scratch, adjoints
+        states, decays, _, adjoint, moved, slopes = scratch
         token, vector, dvector = _rows_of(case, place)
         old_state, state = emit.times(place.old, width * row), emit.times(place.group, width * row)
         sources = emit.times(token, rank * width)
-        values = _splats(emit, *_numbers(emit, case, scratch, place, value, rank * width, width**2), rank, width)
-        (cotangents,) = _splats(emit, *_numbers(emit, case, scratch, place, dy, width, width * (width + rank)), 1, width)
+        (right, matrix), source, cotangent = _numbers(emit, case, place, scratch, right, value, dy, widen=False)
+        values, (cotangents,) = _splats(emit, *source, rank, width), _splats(emit, *cotangent, 1, width)
         rate = emit.splat(step, token)
-        dmatrix = emit.times(token, width * width)
-        right, matrix = _numbers(emit, case, scratch, place, right, width * width, 0)
         dvalues = [[emit.variable() for _ in range(width)] for _ in range(rank)]
         dsteps = emit.variable()
         own, overlaps = [], []
@@ -535,7 +520,7 @@ def _backward_step(case: Case) -> Any:
                 store_slope(n, load_rows(emit, adjoint, emit.at(state, n), width, row))
         emit.store_sums(out.step, token, [dsteps.get()])
         if has_right:
-            _store_dright(emit, states, old_state, moved, out.right, dmatrix)
+            _store_dright(emit, states, old_state, moved, out.right, emit.times(token, width * width))
 
     def _store_dright(emit: Emitter, states: Pointer, old: Any, moved: Pointer, dright: Pointer, start: Any) -> None:
         # H_old^T M in tiles of two by four: eight sums, six operands, within sixteen registers.
@@ -549,8 +534,8 @@ def _backward_step(case: Case) -> Any:
                         for total, m in zip(line, columns):
                             total.set(emit.fma(h, m, total.get()))
                 for p, line in enumerate(tile, start=top):
-                    sums = [total.get() for total in line]
-                    emit.store_sums(dright, emit.at(start, p * width + left), sums, streamed=streamed and width % 4 == 0)
+                    place = emit.at(start, p * width + left)
+                    emit.store_sums(dright, place, [total.get() for total in line], streamed=streamed and width % 4 == 0)
 
     return backward_step
 
@@ -561,11 +546,10 @@ def _product(emit: Emitter, rows: list[Any], matrix: Pointer, start: Any, stride
     One row after another, so that a matrix entry is loaded right where it is used.
     """
     width = len(rows)
-    down = width // stride
     result: list[Any] = [None] * width
     for p, x in enumerate(rows):
         for q in range(width):
-            entry = emit.splat(matrix, emit.at(start, p * down + q * stride))
+            entry = emit.splat(matrix, emit.at(start, p * (width // stride) + q * stride))
             result[q] = emit.mul(x, entry) if p == 0 else emit.fma(x, entry, result[q])
     return result
 
@@ -574,21 +558,14 @@ def _tile(
     emit: Emitter, width: int, count: int, array: Pointer, first: Any, row: int, matrix: Pointer, start: Any, stride: int
 ) -> list[Any]:
     """The same for `count` of the columns, the first at `start`, of rows that stand in `array`, one every `row` numbers."""
-    down = width // stride
-
-    def row_of(p: Any) -> Any:
-        return emit.load(array, emit.at(first, emit.times(p, row)), padded=True)
-
-    def entry_of(p: Any, q: int) -> Any:
-        return emit.splat(matrix, emit.at(start, emit.times(p, down), q * stride))
-
     sums = [emit.variable() for _ in range(count)]
     # A run-time loop, since what is unrolled has to be compiled.
     for strip, several in emit.strips(width, STRIP):
         for p in (emit.at(strip, i) for i in range(several)):
-            vector = row_of(p)
+            vector = emit.load(array, emit.at(first, emit.times(p, row)), padded=True)
             for q, total in enumerate(sums):
-                total.set(emit.fma(entry_of(p, q), vector, total.get()))
+                entry = emit.splat(matrix, emit.at(start, emit.times(p, width // stride), q * stride))
+                total.set(emit.fma(entry, vector, total.get()))
     return [total.get() for total in sums]
 
 

@@ -26,7 +26,6 @@ from shippo_ssm.scan._cpu_kernels import (
     Items,
     build_backward,
     build_forward,
-    padded_order,
 )
 from shippo_ssm.scan.algebra import Recurrence
 from shippo_ssm.scan.checks import asks_gradients, invalid_bounds
@@ -48,15 +47,6 @@ def adjoint_update(recurrence: Recurrence, cu_seqlens: Tensor | None = None) -> 
     update = value.new_empty(len(items.first_chunk), value.shape[2], case.order, case.width)
     launch(build_forward, count, Forward(items, recurrence, None, None, update, None), case=case)
     return update
-
-
-def keep_every(order: int, width: int, rank: int, has_right: bool) -> int:
-    """Positions between two kept states: as few as 16, unless the kept states would outgrow 6 % of the other tensors."""
-    per_position = 2 * ((rank + 1) * (order + width) + 1 + has_right * width * width)
-    chunk = 16
-    while order * width > 0.06 * per_position * chunk and chunk < 128:
-        chunk *= 2
-    return chunk
 
 
 class Outputs(NamedTuple):
@@ -102,8 +92,8 @@ def scan_operators(
         y, final_state, _ = scan_op(*recurrence, initial_state, cu_seqlens, asks_gradients(*recurrence, initial_state))
         return y, final_state
 
-    def outputs_of(recurrence: Recurrence, cu_seqlens: Tensor | None, keep: bool, case: Any, new: Callable) -> Outputs:
-        value, order = recurrence.value, recurrence.read.shape[-1]
+    def outputs_of(arguments: Sequence[Any], case: Any, new: Callable) -> Outputs:
+        value, _, read, *_, cu_seqlens, keep = arguments
         batch, length, groups, _, width = value.shape
         sequences = batch if cu_seqlens is None else cu_seqlens.shape[0] - 1
         # Each sequence begins a chunk: never more than one partly filled chunk for each.
@@ -111,9 +101,15 @@ def scan_operators(
         dtype = torch.promote_types(value.dtype, torch.float32)
         return Outputs(
             new(value, (batch, length, groups, width), value.dtype),
-            new(value, (sequences, groups, order, width), dtype),
+            new(value, (sequences, groups, read.shape[-1], width), dtype),
             new(value, (kept, groups, width, case.row), dtype),
         )
+
+    def gradients_of(operands: Sequence[Tensor | None], new: Callable) -> Any:
+        like = operands[0]
+        assert like is not None
+        # An operator returns tensors only: an empty one stands for the gradient of what is not there.
+        return tuple(like.new_empty(0) if x is None else new(x, tuple(x.shape), x.dtype) for x in operands)
 
     given = (
         "Tensor value, Tensor write, Tensor read, Tensor step, Tensor drift, Tensor? right, Tensor? seen, "
@@ -123,13 +119,12 @@ def scan_operators(
     backward_schema = f"({given}, Tensor kept, Tensor dy, Tensor? dfinal) -> ({', '.join(['Tensor'] * 8)})"
 
     @custom_op(f"shippo::{name}", scan_schema)
-    def scan_op(*arguments: Any) -> tuple[Tensor, Tensor, Tensor]:
-        *operands, initial_state, cu_seqlens, keep = arguments
+    def scan_op(*arguments: Any) -> tuple[Tensor, ...]:
+        *operands, initial_state, cu_seqlens, _ = arguments
         recurrence = Recurrence(*operands)
-        case = case_of(recurrence)
-        outputs = outputs_of(recurrence, cu_seqlens, keep, case, allocate)
+        outputs = outputs_of(arguments, case := case_of(recurrence), allocate)
         forward(case, recurrence, initial_state, cu_seqlens, outputs)
-        return outputs.y, outputs.final, outputs.kept
+        return tuple(outputs)
 
     @custom_op(f"shippo::{name}_backward", backward_schema)
     def backward_op(*arguments: Any) -> Any:
@@ -143,23 +138,8 @@ def scan_operators(
         backward(case_of(recurrence), call)
         return gradients
 
-    def gradients_of(operands: Sequence[Tensor | None], new: Callable) -> Any:
-        like = operands[0]
-        assert like is not None
-        # An operator returns tensors only: an empty one stands for the gradient of what is not there.
-        return tuple(
-            like.new_empty(0) if tensor is None else new(tensor, tuple(tensor.shape), tensor.dtype) for tensor in operands
-        )
-
-    @scan_op.register_fake
-    def _(*arguments: Any) -> tuple[Tensor, ...]:
-        *operands, _, cu_seqlens, keep = arguments
-        recurrence = Recurrence(*operands)
-        return tuple(outputs_of(recurrence, cu_seqlens, keep, case_of(recurrence), _new_empty))
-
-    @backward_op.register_fake
-    def _(*arguments: Any) -> tuple[Tensor, ...]:
-        return gradients_of(arguments[:8], _new_empty)
+    scan_op.register_fake(lambda *a: tuple(outputs_of(a, case_of(Recurrence(*a[:7])), _new_empty)))
+    backward_op.register_fake(lambda *a: gradients_of(a[:8], _new_empty))
 
     def save(ctx: Any, inputs: tuple, output: tuple) -> None:
         *operands, _ = inputs
@@ -225,10 +205,12 @@ def _backward(case: Case, call: Pullback) -> None:
     results = gradient
     if not case.varying:
         results = results._replace(drift=value.new_zeros(len(items.first_chunk), *recurrence.drift.shape, dtype=dtype))
-    num_parts = -(-items.span // items.block) if items.block * items.sets < items.groups else 1
-    if case.shared and (num_parts > 1 or value.dtype != dtype):
-        parts = [allocate(value, (num_parts, *vector.shape), dtype) for vector in recurrence[1:3]]
+    if case.shared and (items.parts > 1 or value.dtype != dtype):
+        parts = [allocate(value, (items.parts, *vector.shape), dtype) for vector in recurrence[1:3]]
         results = results._replace(write=parts[0], read=parts[1])
+    if case.shared:
+        results.write.zero_()
+        results.read.zero_()
     # Whole, aligned blocks alone can be streamed.
     large = max(write.nbytes, 0 if right is None else right.nbytes)
     case = case._replace(streamed=large >= _STREAMED and case.order % 8 == 0)
@@ -243,52 +225,45 @@ def _backward(case: Case, call: Pullback) -> None:
 def _case(recurrence: Recurrence) -> Case:
     """What the kernels for these operands are made for."""
     value, _, read, _, drift, right, seen = recurrence
+    dtype = str(compute_dtype(value.dtype)).removeprefix("torch.")
     # Sizes that are symbols while tracing are numbers from here on.
     sizes = int(read.shape[-1]), int(value.shape[-1]), int(value.shape[-2])
-    kinds = right is not None, seen is not None, drift.ndim == 4, bool(read.shape[2] != value.shape[2])
-    return _make_case(value.dtype, *sizes, *kinds)
-
-
-@functools.lru_cache
-def _make_case(
-    value_dtype: torch.dtype, order: int, width: int, rank: int, has_right: bool, has_seen: bool, varying: bool, shared: bool
-) -> Case:
-    dtype = str(compute_dtype(value_dtype)).removeprefix("torch.")
-    chunk, row = keep_every(order, width, rank, has_right), padded_order(dtype, order)
-    return Case(dtype, order, width, rank, has_right, has_seen, varying, shared, chunk, row)
+    return Case(dtype, *sizes, right is not None, seen is not None, drift.ndim == 4, bool(read.shape[2] != value.shape[2]))
 
 
 def _items(recurrence: Recurrence, cu_seqlens: Tensor | None, chunk: int, most: int, sums: bool = False) -> tuple[int, Items]:
     """The number of work items, of at most `most` groups each, and where they lie; with `sums` over the groups of a set."""
-    (batch, length, groups), sets, threads = recurrence.value.shape[:3], recurrence.write.shape[2], torch.get_num_threads()
-    most = max(1, most)
-    if cu_seqlens is None:
-        return _even_items(batch, length, groups, sets, chunk, most, threads, sums)
+    (batch, length, groups), sets = recurrence.value.shape[:3], recurrence.write.shape[2]
+    bounds = range(0, (batch + 1) * length, length) if length else [0] * (batch + 1)
     # The operator sees real values also where `transport_scan` saw none: compiled, exported or under `vmap`.
-    bounds = np.ascontiguousarray(cu_seqlens.numpy(), dtype=np.int64)
-    if bounds[0] != 0 or bounds[-1] != length or np.any(np.diff(bounds) < 0):
-        raise invalid_bounds("transport_scan", bounds.tolist(), length)
-    return _make_items(bounds, groups, sets, chunk, most, threads, sums)
+    if cu_seqlens is not None:
+        bounds = cu_seqlens.tolist()
+        if bounds[0] != 0 or bounds[-1] != length or sorted(bounds) != bounds:
+            raise invalid_bounds("transport_scan", bounds, length)
+    return _cut(tuple(bounds), groups, sets, chunk, max(1, most), torch.get_num_threads(), sums)
 
 
 @functools.lru_cache
-def _even_items(batch: int, length: int, *sizes: Any) -> tuple[int, Items]:
-    return _make_items(np.arange(batch + 1, dtype=np.int64) * length, *sizes)
-
-
-def _make_items(
-    bounds: np.ndarray, groups: int, sets: int, chunk: int, most: int, threads: int, sums: bool
-) -> tuple[int, Items]:
-    sequences, chunks = len(bounds) - 1, -(-np.diff(bounds) // chunk)
+def _cut(bounds: tuple, groups: int, sets: int, chunk: int, most: int, threads: int, sums: bool) -> tuple[int, Items]:
+    sequences = len(bounds) - 1
     # All groups together where memory can be streamed, fewer only to give every thread an equal share.
-    blocks = 1 if sequences >= _ITEMS_PER_THREAD * threads else threads // math.gcd(max(1, sequences), threads)
-    block, span, shared = max(1, min(most, -(-groups // blocks))), max(1, groups), groups // max(1, sets)
+    shares = 1 if sequences >= _ITEMS_PER_THREAD * threads else threads // math.gcd(max(1, sequences), threads)
+    # Groups of a block, and those that are cut into blocks together.
+    block, span, shared = max(1, min(most, -(-groups // shares))), max(1, groups), groups // max(1, sets)
     if sums and shared > 1:
         # Whole sets, or blocks of one that do not depend on the number of threads.
         parts = max(-(-shared // most), min(shared // _SPLIT_GROUPS, -(-_SPLIT_ITEMS // max(1, sequences * sets))), 1)
         block, span = (max(1, block // shared) * shared, span) if parts == 1 else (-(-shared // parts), shared)
-    count = sequences * (groups // span) * -(-span // block)
-    return count, Items(bounds, np.cumsum(chunks) - chunks, groups, sets, block, span)
+    blocks = [
+        (first, min(block, start + span - first), (first - start) // block if block < shared else 0)
+        for start in range(0, groups, span)
+        for first in range(start, start + span, block)
+    ]
+    starts = np.array(bounds, np.int64)
+    chunks = -(-np.diff(starts) // chunk)
+    parts = 1 + max((part for *_, part in blocks), default=0)
+    table = np.array(blocks, np.int64).ravel()
+    return sequences * len(blocks), Items(starts, np.cumsum(chunks) - chunks, table, groups, sets, min(block, span), parts)
 
 
 # For CPU tensors in float32, bfloat16 (with states in float32) or float64, with P <= 16.

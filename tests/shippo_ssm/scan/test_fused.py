@@ -241,9 +241,9 @@ def test_forked_workers(helpers, make):
     ("order", "width", "rank", "right"), [(32, 4, 1, True), (64, 16, 1, False), (64, 8, 2, True), (16, 1, 1, False)]
 )
 def test_kept_states_are_a_small_part_of_the_operands(order, width, rank, right):
-    chunk = fused.keep_every(order, width, rank, right)
+    case = fused.Case("float32", order, width, rank, right, has_seen=False, varying=False, shared=False)
     operands_and_gradients = 2 * ((rank + 1) * (order + width) + 1 + right * width * width)
-    assert order * width / chunk < 0.1 * operands_and_gradients
+    assert order * width / case.chunk < 0.1 * operands_and_gradients
 
 
 @pytest.mark.skipif(not pathlib.Path("/proc/self/clear_refs").exists(), reason="needs the peak memory counter of Linux")
