@@ -194,9 +194,9 @@ def train(config: RotationConfig, seeds: tuple[int, ...], session: lab.Session) 
     (seed,) = seeds
     with torch.random.fork_rng():
         torch.manual_seed(seed)
-        general = config.layer is not None
         operations = config.task(seed, 1, 1).num_operations
-        model = general_model(config.layer, operations, config.num_keys) if general else RotationModel(config)
+        layer = config.layer
+        model = RotationModel(config) if layer is None else general_model(layer, operations, config.num_keys)
 
     def loss_of(events: Events) -> Tensor:
         penalty = model.memory.distance_from_isometry() if isinstance(model, RotationModel) else 0.0

@@ -18,6 +18,12 @@ class NoWeightDecay(nn.Module):
 
     no_weight_decay: ClassVar[tuple[str, ...]] = ()
 
+    def no_weight_decay_parameters(self) -> list[nn.Parameter]:
+        """Parameters without weight decay of this module and of all inside it."""
+        modules = [module for module in self.modules() if isinstance(module, NoWeightDecay)]
+        named = [module._parameters.get(name) for module in modules for name in module.no_weight_decay]
+        return [parameter for parameter in named if parameter is not None]
+
     def right_parameters(self) -> list[Tensor]:
         """Parameters of this module that make the coordinates of right actions."""
         return []
