@@ -6,8 +6,8 @@
 Probes, each with the options of a row changed: `words`, products in A5 trained to 16 elements (one layer of width 64, 4,500
 steps) and tested at 16, 64, 256 and 1,024; `recall`, plain MQAR as in `mqar-plain`; `text`, the next byte of Python's
 documentation (three layers, 500 steps of 8 x 256 bytes, AdamW 3e-3 with warm-up and cosine; bits per byte of the validation
-split), the width of each row chosen for about 0.55 M parameters; `turns`, quarter turns as in `start`. Seeds 10 to 12, which
-no experiment reports.
+split), the width of each row chosen for about 0.55 M parameters; `turns`, quarter turns as in `start`; `tracking`, the first row of
+the experiment `words`. Seeds 10 to 12, which no experiment reports.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from torch import Tensor, nn
 
 from shippo_lab.experiments.start import turns, words
 from shippo_lab.experiments.tracking import plain_mqar
+from shippo_lab.experiments.tracking import words as tracking
 from shippo_lab.experiments.tracking.curriculum import held_rate
 from shippo_lab.harness.experiment import Session
 from shippo_lab.harness.training import Trainee
@@ -35,12 +36,13 @@ from shippo_ssm.models.sequence import count_parameters
 
 RESULT = Path("results", "defaults.json")
 SEEDS, STEPS = (10, 11, 12), {"words": 4500, "turns": 3000, "text": 500}
-LANGUAGE = PRESETS["language"]
+LANGUAGE, SHORT = PRESETS["language"], {"memory_length": 4096.0}
 # Probe -> row -> options, the most important first.
 ROWS: dict[str, dict[str, dict[str, Any]]] = {
     "words": {
         "default": {},
-        "N 16": {"d_state": 16},
+        "memory of 4,096 tokens": SHORT,
+        "memory of 4,096 tokens, N 16": SHORT | {"d_state": 16},
         "bottleneck 32": {"controller_rank": 32},
         "no bottleneck": {"controller_rank": None},
         "bottleneck 32, right coordinates too": {"controller_rank": 32, "low_rank_right": True},
@@ -49,7 +51,8 @@ ROWS: dict[str, dict[str, dict[str, Any]]] = {
     },
     "recall": {
         "default": {},
-        "N 16": {"d_state": 16},
+        "memory of 4,096 tokens": SHORT,
+        "memory of 4,096 tokens, N 16": SHORT | {"d_state": 16},
         "N 64": {"d_state": 64},
         "language": LANGUAGE,
         "Q 4": {"num_bc_groups": 4},
@@ -64,7 +67,13 @@ ROWS: dict[str, dict[str, dict[str, Any]]] = {
         "language, no right action": {"d_model": 132} | LANGUAGE | {"right": "none", "low_rank_right": False},
         "tracking": {"d_model": 104},
     },
-    "turns": {"default": {}, "N 16": {"d_state": 16}, "one set per group": PAPER_GEOMETRY},
+    "turns": {
+        "default": {},
+        "memory of 4,096 tokens": SHORT,
+        "no convolution": {"d_conv": 1},
+        "one set per group": PAPER_GEOMETRY,
+    },
+    "tracking": {"default": {}, "memory of 4,096 tokens": SHORT},
 }
 
 
@@ -106,6 +115,9 @@ def run(probe: str, layer: dict[str, Any], seed: int) -> dict[str, float]:
         config = replace(plain_mqar.PlainMqarConfig(), name=probe, label=probe, layer=layer)
         found = plain_mqar.train(config, (seed,), Session())
         return {key: values[0] for key, values in found.metrics.items()} | {"parameters": found.notes["parameters"]}
+    if probe == "tracking":
+        found = tracking.train(replace(tracking.rows()[0], layer=layer), (seed,), Session())
+        return {key: values[0] for key, values in found.metrics.items()}
     torch.manual_seed(seed)
     steps = STEPS[probe]
     if probe == "text":
