@@ -6,8 +6,8 @@
 Probes, each with the options of a row changed: `words`, products in A5 trained to 16 elements (one layer of width 64, 4,500
 steps) and tested at 16, 64, 256 and 1,024; `recall`, plain MQAR as in `mqar-plain`; `text`, the next byte of Python's
 documentation (three layers, 500 steps of 8 x 256 bytes, AdamW 3e-3 with warm-up and cosine; bits per byte of the validation
-split), the width of each row chosen for about 0.55 M parameters; `turns`, quarter turns as in `start`; `tracking`, the first row of
-the experiment `words`. Seeds 10 to 12, which no experiment reports.
+split), the width of each row chosen for about 0.55 M parameters; `turns`, quarter turns as in `start`; `tracking`, the first
+row of the experiment `words`. Seeds 10 to 12, which no experiment reports.
 """
 
 from __future__ import annotations
