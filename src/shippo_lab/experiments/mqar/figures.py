@@ -98,7 +98,7 @@ def rotation_figure(result: Result, path: Path) -> None:
         learning.plot(row.curves["step"], means, color=colour, label=row.label)
         against_length(by_length, row, "exact", color=colour, label=row.label)
         against_operations(by_operations, row, f"exact_{lengths[-1]}", color=colour)
-        if row.name != "none":
+        if not row.name.endswith("none"):
             style = {"color": colour, "linestyle": ":", "label": f"{row.label}, R -> I"}
             against_length(by_length, row, "identity_exact", **style)
             against_operations(by_operations, row, f"identity_exact_{lengths[-1]}", **style)
