@@ -106,7 +106,8 @@ def test_interface_is_aligned_with_the_coordinates():
 
 def test_curriculum_and_rate():
     config = RotationConfig(steps=1000)
-    assert [stage(config.curriculum, step, config.steps) for step in (0, 149, 150, 299, 300, 999)] == [(8, 1)] * 2 + [(12, 2)] * 2 + [(24, 3)] * 2
+    found = [stage(config.curriculum, step, config.steps) for step in (0, 149, 150, 299, 300, 999)]
+    assert found == [(8, 1)] * 2 + [(12, 2)] * 2 + [(24, 3)] * 2
     assert rotation.rate(config, 0) == pytest.approx(1 / 50)
     assert rotation.rate(config, 300) == 1.0
     assert rotation.rate(config, 999) == pytest.approx(0.0, abs=1e-9)
