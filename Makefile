@@ -59,6 +59,8 @@ versions: setup
 
 # The tests of docs/works-with.md, and the page made of their outcome.
 works-with: setup
+	# From an empty file, since cases that do not run again would stay in it.
+	echo '{}' > results/works-with.json
 	$(BIN)/python -m pytest -n 2 --dist=loadfile -m works_with --works-with=results/works-with.json
 	$(BIN)/python docs/generate.py
 
