@@ -171,6 +171,8 @@ class Oracle(RightAction):
     """
 
     def __init__(self, width: int) -> None:
+        # Names need the width before `super().__init__` can refuse it.
+        expect_size("Oracle", "width", width)
         super().__init__(width, [f"R[{i},{j}]" for i in range(width) for j in range(width)])
 
     def dense(self, coords: Tensor, step: Tensor | float) -> Tensor:

@@ -15,7 +15,7 @@ from rich.console import Console
 import shippo_ssm.scan
 from shippo_lab.theory import CHECKS, CheckResult, registry, run_check, verify
 from shippo_lab.theory.registry import check
-from shippo_ssm.projection import LegS, ProjectionMemory, Transport
+from shippo_ssm.projection import LegS, Transport
 
 
 @pytest.mark.parametrize("name", CHECKS)
@@ -87,7 +87,7 @@ def test_wrong_left_operator_is_seen(monkeypatch):
 
 
 def test_a_memory_without_transport_is_seen(monkeypatch):
-    monkeypatch.setattr(ProjectionMemory, "_carry", lambda self, values, tau, t: values)
+    monkeypatch.setattr(Transport, "carry", lambda self, values, tau, t: values)
     names = ["sylvester_coefficient_dynamics", "rotation_does_not_reduce", "no_static_mixer", "moving_frame_factorisation"]
     assert broken(names) == set(names)
 
