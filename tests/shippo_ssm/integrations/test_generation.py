@@ -157,6 +157,9 @@ def test_times_of_the_prompt_and_of_what_follows(options):
         embedded = {"inputs_embeds": model.get_input_embeddings()(ids), "attention_mask": mask}
         assert torch.equal(model.generate(**embedded, time_deltas=times, do_sample=False, **NEW), found[:, 7:])
     assert not torch.equal(generate(model, ids, mask, do_sample=False, **NEW), found)
+    for wrong, came in ((torch.ones(3), r"torch.Size\(\[3\]\)"), ([1.0] * 7, "list"), (1.0, "float")):
+        with pytest.raises(ValueError, match=f"`time_deltas` is {came}; expected a tensor"):
+            generate(model, ids, mask, time_deltas=wrong, do_sample=False, **NEW)
 
 
 @pytest.mark.works_with("Generation")
