@@ -535,11 +535,7 @@ class ShippoForCausalLM(ShippoPreTrainedModel, GenerationMixin):
             start = 0 if cache is None else int(cache.get_seq_length())
             stop = start + (inputs["inputs_embeds"] if ids is None else ids).shape[1]
             if not isinstance(time_deltas, Tensor) or time_deltas.ndim != 2:
-                came = (
-                    f"shape {tuple(time_deltas.shape)}"
-                    if isinstance(time_deltas, Tensor)
-                    else f"a {type(time_deltas).__name__}"
-                )
+                came = getattr(time_deltas, "shape", type(time_deltas).__name__)
                 expected = "a tensor [B, T], a time for each position of the prompt; what is generated has a time of one"
                 raise ValueError(f"ShippoForCausalLM: `time_deltas` is {came}; expected {expected}")
             missing = max(0, stop - time_deltas.shape[1])
