@@ -34,11 +34,7 @@ class Factor(ABC):
 
     def act(self, state: Tensor, coef: Tensor | float) -> Tensor:
         """state exp(coef G) for a state [.., N, P] and one coefficient per leading index [..], or a number."""
-        if state.ndim < 2 or state.shape[-1] != self.width:
-            raise ValueError(
-                f"{type(self).__name__}: `state` has shape {tuple(state.shape)}; expected [.., N, {self.width}]; "
-                "the last axis counts the channels of one group"
-            )
+        check_state(self, state)
         coef = torch.as_tensor(coef, dtype=state.dtype, device=state.device)
         return torch.stack(torch.broadcast_tensors(*self.act_columns(state.unbind(-1), coef.unsqueeze(-1))), -1)
 
@@ -103,6 +99,7 @@ class RightAction(nn.Module, ABC):
 
     def act(self, state: Tensor, coords: Tensor, step: Tensor | float) -> Tensor:
         """state R for a state [.., N, P] whose leading shape broadcasts with that of R."""
+        check_state(self, state)
         return state @ self.dense(coords, step)
 
     def growth_bound(self, coords: Tensor, step: Tensor | float) -> Tensor:
@@ -151,6 +148,15 @@ def register_vmap(op: Any, num_tensors: int) -> None:
         return op(*tensors, *arguments[num_tensors:]), 0
 
     op.register_vmap(mapped)
+
+
+def check_state(action: Factor | RightAction, state: Tensor) -> None:
+    """Raise where a state is not [.., N, P] for the width P of an action."""
+    if state.ndim < 2 or state.shape[-1] != action.width:
+        raise ValueError(
+            f"{type(action).__name__}: `state` has shape {tuple(state.shape)}; expected [.., N, {action.width}]; "
+            "the last axis counts the channels of one group"
+        )
 
 
 def not_finite(op: str, name: str) -> ValueError:

@@ -24,7 +24,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.distributed import ProcessGroup
 
-from shippo_ssm.dispatch import compute_dtype, uses_gpu_step
+from shippo_ssm.dispatch import asks_gradients, compute_dtype, uses_gpu_step
 from shippo_ssm.engine import launch_gpu
 from shippo_ssm.layers.halo import halo
 from shippo_ssm.layers.mixer import Segment
@@ -32,7 +32,7 @@ from shippo_ssm.layers.rows import scaled
 from shippo_ssm.layers.states import CellState
 from shippo_ssm.scan import Recurrence, scan
 from shippo_ssm.scan.algebra import per_group
-from shippo_ssm.scan.checks import asks_gradients, check_recurrence, describe_recurrence, expect_shape
+from shippo_ssm.scan.checks import check_recurrence, describe_recurrence, expect_shape
 from shippo_ssm.scan.distributed import keep_in_graph, negotiate_shards
 from shippo_ssm.scan.triton import SILENT, configs
 

@@ -18,10 +18,10 @@ from torch import Tensor, nn
 from torch.distributed import ProcessGroup
 from torch.nn.utils.rnn import PackedSequence
 
-from shippo_ssm.dispatch import is_readable
+from shippo_ssm.dispatch import asks_gradients, is_readable
 from shippo_ssm.layers.spec import UnknownOption
 from shippo_ssm.layers.states import map_states
-from shippo_ssm.scan.checks import FLOATS, asks_gradients, check_cu_seqlens, checksum, expect_placement
+from shippo_ssm.scan.checks import FLOATS, check_cu_seqlens, checksum, expect_placement
 from shippo_ssm.scan.distributed import SequenceShard, negotiate_shards
 
 State = TypeVar("State")

@@ -14,7 +14,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from shippo_ssm.dispatch import asks_gradients as asks_gradients
 from shippo_ssm.dispatch import compute_dtype, is_readable
 from shippo_ssm.scan.algebra import Recurrence
 

@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from shippo_ssm.dispatch import compute_dtype
+from shippo_ssm.dispatch import asks_gradients, compute_dtype
 from shippo_ssm.engine import allocate, custom_op, launch
 from shippo_ssm.scan._cpu_kernels import (
     Backward,
@@ -28,7 +28,7 @@ from shippo_ssm.scan._cpu_kernels import (
     build_forward,
 )
 from shippo_ssm.scan.algebra import Recurrence
-from shippo_ssm.scan.checks import asks_gradients, invalid_bounds
+from shippo_ssm.scan.checks import invalid_bounds
 
 # Sequences for each thread from which they are not split over blocks of groups.
 _ITEMS_PER_THREAD = 4

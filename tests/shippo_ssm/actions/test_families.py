@@ -343,6 +343,7 @@ def test_shapes_without_storage(family):
     [
         (lambda: SplitFlow(4).dense(torch.zeros(2, 15), 1.0), "`coords` has shape"),
         (lambda: SplitFlow(4).dense(torch.zeros(2, 16), torch.ones(3)), "expected to broadcast"),
+        (lambda: SplitFlow(4).act(torch.zeros(2, 3), torch.zeros(16), 1.0), "`state` has shape"),
         (lambda: SplitFlow(4).dense(torch.zeros(16, dtype=torch.int64), 1.0), "floating"),
         (lambda: SplitFlow(0), "`width` is 0"),
         (lambda: SplitFlow(2, rank=-1), "`rank` is -1"),
