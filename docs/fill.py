@@ -300,12 +300,12 @@ def mqar_predictors(root: Path) -> str:
 
 
 @part
-def mqar_depth(root: Path) -> str:
-    """Exact accuracy of the models with one layer, with and without their right action; means over seeds.
+def mqar_depth(root: Path, name: str = "mqar-depth", *depths: str) -> str:
+    """Exact accuracy of the models of some depths, with and without their right action; means over seeds.
 
     At each length, and at the training length for queries with one operation since the binding.
     """
-    rows, found = [], [row for row in rows_of(root, "mqar-depth").values() if row["config"]["n_layers"] == 1]
+    rows, found = [], [row for row in rows_of(root, name).values() if str(row["config"]["n_layers"]) in (depths or "1")]
     lengths = found[0]["config"]["eval_lengths"]
 
     def scores(row: dict[str, Any], prefix: str) -> Iterator[str]:

@@ -121,4 +121,8 @@ class Pages:
         for experiment, result in self.found():
             if result is not None and experiment.figure is not None:
                 drawn[f"figures/{experiment.name}.svg"] = partial(experiment.figure, result)
+                # Further presets whose results are committed as well, `results/NAME-PRESET.json`.
+                for path in sorted(self.root.glob(f"results/{experiment.name}-*.json")):
+                    if path.stem.removeprefix(f"{experiment.name}-") in experiment.presets:
+                        drawn[f"figures/{path.stem}.svg"] = partial(experiment.figure, Result.read(path))
         return drawn
