@@ -190,17 +190,16 @@ class ShippoConfig(PreTrainedConfig):
         super().__post_init__(**kwargs)
 
     def validate_architecture(self) -> None:
-        """Check the version, the sizes and the windows that the cache holds; `ShippoSpec` checks the rest."""
+        """Check the version, the sizes that are no layer's, and the windows that the cache holds."""
         if self.config_version != VERSION:
             came = f"`config_version` is {self.config_version}"
             raise ValueError(f"ShippoConfig: {came}; expected {VERSION}; use the release that saved it")
-        for name in ("vocab_size", "hidden_size", "num_hidden_layers"):
+        for name in ("vocab_size", "hidden_size"):
             expect_size("ShippoConfig", name, getattr(self, name))
         expect_real("ShippoConfig", "layer_norm_epsilon", self.layer_norm_epsilon, "a small number, 0 or more", 0)
-        if self.spec.d_conv < 2:
-            raise ValueError(f"ShippoConfig: `conv_kernel` is {self.spec.d_conv}; expected at least 2")
-        if self.spec.controller_conv == 1 or self.spec.controller_conv < 0:
-            raise ValueError(f"ShippoConfig: `controller_conv` is {self.spec.controller_conv}; expected 0 or at least 2")
+        spec = self.spec
+        expect_size("ShippoConfig", "conv_kernel", spec.d_conv, "at least 2", 2)
+        expect_size("ShippoConfig", "controller_conv", spec.controller_conv or 2, "0 or at least 2", 2)
 
     def validate_layer_type(self) -> None:
         """Skip the check against transformers' list of layer types, which has only its own."""

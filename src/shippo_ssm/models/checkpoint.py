@@ -8,20 +8,21 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
-from torch import Tensor, nn
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import nn
 
 from shippo_ssm.models.sequence import SequenceConfig, SequenceModel
 
 FORMAT = "shippo-sequence-model"
 VERSION = 3
-# The dtypes of weights.
-DTYPES = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
+# The dtypes of weights, as safetensors writes them.
+DTYPES = ("F64", "F32", "F16", "BF16")
 # Options and the words of their types; what is not named here is a list in JSON.
 OPTIONS = {field.name: str(field.type).split(" | ") for field in dataclasses.fields(SequenceConfig)}
 JSON_TYPES = {"bool": (bool,), "int": (int,), "float": (float, int), "str": (str,), "None": (type(None),)}
@@ -67,7 +68,7 @@ def read_checkpoint(path: str | Path) -> tuple[SequenceConfig, dict[str, Any]]:
     if not isinstance(header, dict) or header.get("format") != FORMAT:
         raise ValueError(f"read_checkpoint: {file} is not a {FORMAT!r} file; expected a folder of save_checkpoint")
     version, config, notes = header.get("version"), header.get("config"), header.get("notes", {})
-    if version != VERSION:
+    if type(version) is not int or version != VERSION:
         raise ValueError(f"read_checkpoint: `version` is {version!r} in {file}; expected {VERSION}; save the model again")
     if not isinstance(config, dict) or not isinstance(notes, dict):
         raise ValueError(f"read_checkpoint: {file} lacks `config`, or it or `notes` is not an object; save the model again")
@@ -96,10 +97,12 @@ def load_checkpoint(
     if not file.is_file():
         raise ValueError(f"load_checkpoint: {str(path)!r} has no {file.name}; save the model again")
     try:
-        tensors = load_file(file)
+        with safe_open(file, framework="pt") as held:
+            slices = {name: held.get_slice(name) for name in list(held.keys())}
+            _check_tensors(config, slices, embedding, head)
+            tensors = {name: held.get_tensor(name) for name in slices}
     except SafetensorError as error:
         raise ValueError(f"load_checkpoint: {file} is damaged ({error}); save the model again") from error
-    _check_tensors(config, tensors, embedding, head)
     model = SequenceModel(config, embedding, head)
     model.to(tensors["in_proj.weight"].dtype)
     # A model may have parts of another dtype: none is rounded.
@@ -110,17 +113,16 @@ def load_checkpoint(
     return model.to(device)
 
 
-def _check_tensors(
-    config: SequenceConfig, tensors: dict[str, Tensor], embedding: nn.Module | None, head: nn.Module | None
-) -> None:
+def _check_tensors(config: SequenceConfig, slices: dict[str, Any], embedding: nn.Module | None, head: nn.Module | None) -> None:
     """Compare the names, shapes and dtypes in a file with those of the model, built without storage."""
+    shapes = {name: tuple(tensor.get_shape()) for name, tensor in slices.items()}
     # A config may contain any size: one above the number of values in the file is not built, not even without storage.
-    num_layers = len({name.split(".")[1] for name in tensors if name.startswith("layers.")})
+    num_layers = len({name.split(".")[1] for name in shapes if name.startswith("layers.")})
     if config.n_layers != num_layers:
         raise ValueError(
             f"load_checkpoint: `n_layers` is {config.n_layers} in the config; expected {num_layers} as in the file"
         )
-    most = sum(tensor.numel() for tensor in tensors.values())
+    most = sum(map(math.prod, shapes.values()))
     for name in SIZES:
         if (size := getattr(config, name) or 0) > most:
             raise ValueError(
@@ -128,14 +130,14 @@ def _check_tensors(
             )
     with torch.device("meta"):
         expected = SequenceModel(config, embedding, head).state_dict()
-    missing, unknown = sorted(expected.keys() - tensors), sorted(tensors.keys() - expected)
+    missing, unknown = sorted(set(expected) - set(shapes)), sorted(set(shapes) - set(expected))
     if missing or unknown:
         came, wanted = f"the file lacks {missing} and has unknown {unknown}", "the tensors of the saved model"
         raise ValueError(f"load_checkpoint: {came}; expected {wanted}; pass the embedding and head that it had")
-    for name, tensor in tensors.items():
-        wanted = tuple(expected[name].shape)
-        if tensor.shape != wanted:
-            came = f"`{name}` has shape {tuple(tensor.shape)} in the file"
+    for name, shape in shapes.items():
+        wanted, dtype = tuple(expected[name].shape), slices[name].get_dtype()
+        if shape != wanted:
+            came = f"`{name}` has shape {shape} in the file"
             raise ValueError(f"load_checkpoint: {came}; expected {wanted}; pass the embedding and head that the model had")
-        if expected[name].is_floating_point() and tensor.dtype not in DTYPES:
-            raise ValueError(f"load_checkpoint: `{name}` has dtype {tensor.dtype} in the file; expected one of {DTYPES}")
+        if expected[name].is_floating_point() and dtype not in DTYPES:
+            raise ValueError(f"load_checkpoint: `{name}` has dtype {dtype} in the file; expected one of {DTYPES}")

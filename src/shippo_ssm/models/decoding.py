@@ -53,7 +53,8 @@ class PrefixCache:
         tokens = tuple(torch.as_tensor(prompt).flatten().tolist())
         if not tokens:
             raise ValueError("PrefixCache.read: `prompt` is empty; expected at least one token")
-        known, logits, after = max((len(kept) for kept in self._kept if kept == tokens[: len(kept)]), default=0), torch.empty(0), None
+        known = max((len(kept) for kept in self._kept if kept == tokens[: len(kept)]), default=0)
+        logits, after = torch.empty(0), None
         if known:
             logits, after = self._kept[tokens[:known]]
             self._kept.move_to_end(tokens[:known])

@@ -124,9 +124,9 @@ def as_real(op: str, name: str, value: Any, expected: str) -> Array:
 
 def as_time(name: str, value: Any) -> float:
     """A single finite time > 0, or ValueError."""
-    time = as_real("projection", name, value, "one time > 0")
+    time = as_real("projection", name, value, "one number")
     if time.size != 1 or not 0 < time.item() < math.inf:
-        raise ValueError(f"projection: `{name}` is {value!r:.60}; expected one time > 0; the history lives on [0, {name}]")
+        raise ValueError(f"projection: `{name}` is {value!r:.60}; expected a time > 0; the history lives on [0, {name}]")
     return time.item()
 
 
@@ -134,7 +134,7 @@ def as_times(op: str, values: Any) -> Array:
     """A strictly increasing vector [K >= 1] of finite times, or ValueError."""
     times = as_real(op, "times", values, "a vector of times")
     if times.ndim != 1 or times.size == 0 or not np.isfinite(times).all() or np.any(np.diff(times) <= 0):
-        raise ValueError(f"{op}: `times` is {values!r:.60}; expected a vector of finite times, strictly increasing; sort it")
+        raise ValueError(f"{op}: `times` is {values!r:.60}; expected at least one finite time, strictly increasing; sort them")
     return times
 
 

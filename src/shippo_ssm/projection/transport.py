@@ -24,7 +24,6 @@ _ATOL = 1e-13
 # Bound on ||A_R|| times the length of a segment: the condition of a local frame stays below about exp(2 * 2).
 _SEGMENT_SIZE = 2.0
 _LONGEST_SEGMENT = 4.0
-REAL = "real matrices [d, d]; write complex entries as 2 x 2 blocks"
 
 
 class Transport:
@@ -55,7 +54,8 @@ class Transport:
         self._solutions: list[tuple[Callable[[Array], Array], ...]] = []
 
     def _checked(self, matrices: Any, *count: int) -> Array:
-        array, shape = as_real("Transport", "generator", matrices, REAL), (*count, self.width, self.width)
+        shape = (*count, self.width, self.width)
+        array = as_real("Transport", "generator", matrices, "real matrices [d, d]; write complex entries as 2 x 2 blocks")
         if array.shape != shape:
             raise ValueError(
                 f"Transport: `generator` has shape {array.shape}; expected {shape}; pieces [K, d, d] need times=[K]"
@@ -94,16 +94,12 @@ class Transport:
     def _solve(self, start: float, stop: float) -> tuple[Callable[[Array], Array], ...]:
         """W' = W A_R and Y' = -A_R Y, which is W^{-1}, from I at `start`: as functions of times [M], each [d d, M]."""
         square, begin = (self.width, self.width), np.eye(self.width).ravel()
-
-        def forward(time: float, flat: Array) -> Array:
-            return (flat.reshape(square) @ self.generator(time)).ravel()
-
-        def backward(time: float, flat: Array) -> Array:
-            return (-self.generator(time) @ flat.reshape(square)).ravel()
-
+        rates = (
+            lambda time, flat: (flat.reshape(square) @ self.generator(time)).ravel(),
+            lambda time, flat: (-self.generator(time) @ flat.reshape(square)).ravel(),
+        )
         both = [
-            solve_ivp(rate, (start, stop), begin, method="DOP853", rtol=_RTOL, atol=_ATOL, dense_output=True)
-            for rate in (forward, backward)
+            solve_ivp(rate, (start, stop), begin, method="DOP853", rtol=_RTOL, atol=_ATOL, dense_output=True) for rate in rates
         ]
         if not all(found.success for found in both):
             raise ValueError(f"Transport: `generator` could not be integrated on [{start}, {stop}]; expected finite values")
