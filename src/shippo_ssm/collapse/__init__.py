@@ -8,14 +8,6 @@ from shippo_ssm.collapse.reduction import Reduction, collapse
 from shippo_ssm.collapse.rounding import Representation, exact_right, nearest_representation
 
 __all__ = [
-    "ActionRow",
-    "Banks",
-    "Reduction",
-    "Representation",
-    "bank",
-    "collapse",
-    "collapse_of_model",
-    "exact_right",
-    "nearest_representation",
-    "realised_actions",
-]
+    "ActionRow", "Banks", "Reduction", "Representation", "bank", "collapse", "collapse_of_model", "exact_right",
+    "nearest_representation", "realised_actions",
+]  # fmt: skip

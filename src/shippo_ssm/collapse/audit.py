@@ -11,6 +11,7 @@ With K the map X -> (R_t X - X R_t)_t and C = sum vec(R) vec(R)^T, the mean over
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -39,13 +40,6 @@ class ActionRow:
     effective_rank: float
 
 
-def commutator_norm(actions: Array) -> float:
-    """Root mean square of ||R_s R_t - R_t R_s||_F over all pairs."""
-    flat = actions.reshape(len(actions), -1)
-    total = float(np.sum(commutator_gram(actions) * (flat.T @ flat)))
-    return float(np.sqrt(max(total, 0.0))) / len(actions)
-
-
 def effective_rank(moves: Array) -> float:
     """exp(entropy) of the shares of the squared singular values of the moves as rows; 0 if all moves are 0."""
     values = np.linalg.svd(moves.reshape(len(moves), -1), compute_uv=False) ** 2
@@ -61,7 +55,9 @@ def audit(layer: str, group: int, actions: Tensor, tol: float | None) -> ActionR
     family, _ = as_family(actions)
     moves = family - np.eye(family.shape[-1])
     # The commutators of R and of R - I agree; those of R - I keep more digits.
-    commutator, size = commutator_norm(moves), float((moves**2).sum()) / len(moves)
+    flat = moves.reshape(len(moves), -1)
+    commutator = float(np.sqrt(max(np.sum(commutator_gram(moves) * (flat.T @ flat)), 0.0))) / len(moves)
+    size = float((moves**2).sum()) / len(moves)
     relative, found = commutator / size if size > 0.0 else 0.0, collapse(actions, tol)
     form = found.blocks, found.status, found.residual
     return ActionRow(layer, group, len(family), *form, commutator, relative, effective_rank(moves))
@@ -81,17 +77,15 @@ def realised_actions(model: nn.Module, inputs: Any) -> dict[str, Tensor]:
             found.setdefault(names[module], []).append(right.detach().flatten(0, 1))
 
     args, kwargs = ((), inputs) if isinstance(inputs, Mapping) else (inputs if isinstance(inputs, Sequence) else (inputs,), {})
-    handles = [module.register_forward_pre_hook(collect, with_kwargs=True) for module in names]
     training = {module: module.training for module in model.modules()}
-    model.eval()
-    try:
-        with torch.no_grad():
-            model(*args, **kwargs)
-    finally:
-        for handle in handles:
-            handle.remove()
-        for module, mode in training.items():
-            module.training = mode
+    with contextlib.ExitStack() as hooks, torch.no_grad():
+        for module in names:
+            hooks.enter_context(module.register_forward_pre_hook(collect, with_kwargs=True))
+        try:
+            model.eval()(*args, **kwargs)
+        finally:
+            for module, mode in training.items():
+                module.training = mode
     return {name: torch.cat(parts) for name, parts in found.items()}
 
 

@@ -7,7 +7,7 @@ is block diagonal: each block of width P_i is a recurrence of its own. Write, re
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import overload
 
 import torch
@@ -92,6 +92,7 @@ def bank(recurrence: Lie | Sequence[Tensor], reduction: Reduction, *, tol: float
     if whole.value.shape[-1] != width:
         raise ValueError(f"bank: `value` has shape {tuple(whole.value.shape)}; expected [.., {width}] as the reduction")
     rights = block_parts(whole.right, reduction, "right", tol)
-    banks = Banks((), reduction.basis.to(whole.value), reduction.blocks)
-    parts = zip(banks.split(whole.value), rights)
-    return replace(banks, recurrences=tuple(whole._replace(value=value, right=right) for value, right in parts))
+    basis = reduction.basis.to(whole.value)
+    parts = zip((whole.value @ basis).split(reduction.blocks, -1), rights)
+    banks = tuple(whole._replace(value=value, right=right) for value, right in parts)
+    return Banks(banks, basis, reduction.blocks)

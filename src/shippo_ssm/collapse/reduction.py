@@ -226,16 +226,23 @@ def off_block(matrices: Array, basis: Array, sizes: Sequence[int]) -> float:
     return float(outside / whole) if whole > 0 else 0.0
 
 
-def split_in_frame(matrices: Array, frame: Array, floor: float, ceiling: float) -> tuple[list[Array] | None, bool]:
-    """Bases of a decomposition of R^P under a traceless family, searched in the basis `frame`, or None."""
-    width = matrices.shape[-1]
+def split(matrices: Array, noise: float) -> tuple[list[Array], bool]:
+    """Bases of a first decomposition of R^P under a traceless family, one if there is none; and whether that is certain."""
+    width, norm = matrices.shape[-1], np.sqrt((matrices**2).sum())
+    whole = [np.eye(width)]
+    if width == 1:
+        return whole, True
+    if norm <= MARGIN * noise:
+        # Multiples of the identity up to noise: every basis is valid.
+        return (np.split(np.eye(width), width, 1), True) if norm <= 2.0 * noise else (whole, False)
+    frame, level = balance(matrices, noise)
     family = carry(matrices, frame)
-    ring = commutant(family / np.sqrt((family**2).sum()), floor, ceiling)
+    ring = commutant(family / np.sqrt((family**2).sum()), min(noise / norm, level), level)
     values, vectors = np.linalg.eigh(np.einsum("aij,bji->ab", ring.elements, ring.elements))
     directions = vectors[:, values > 2.0 * ring.blur].T
     if len(directions) == 0:
         nilpotent = len(values) == 0 or (ring.blur < LARGEST_BLUR and values[-1] <= NILPOTENT * ring.blur)
-        return None, bool(ring.decided and nilpotent)
+        return whole, bool(ring.decided and nilpotent)
     random = np.random.default_rng(width).standard_normal((TRIES, len(directions)))
     for weights in [*random, np.eye(len(directions))[-1]]:
         element = np.tensordot(weights @ directions, ring.elements, 1)
@@ -245,27 +252,14 @@ def split_in_frame(matrices: Array, frame: Array, floor: float, ceiling: float) 
             limit = min(LARGEST_RESIDUAL, 1e3 * ring.residual * np.linalg.cond(basis))
             if len(parts) > 1 and off_block(matrices, basis, [part.shape[1] for part in parts]) <= limit:
                 return parts, ring.decided
-    return None, False
-
-
-def split_once(matrices: Array, noise: float) -> tuple[list[Array] | None, bool]:
-    """Bases of a first decomposition of R^P under a traceless family, or None; and whether the answer is certain."""
-    width, norm = matrices.shape[-1], np.sqrt((matrices**2).sum())
-    if width == 1:
-        return None, True
-    if norm <= MARGIN * noise:
-        # Multiples of the identity up to noise: every basis is valid.
-        return (np.split(np.eye(width), width, 1), True) if norm <= 2.0 * noise else (None, False)
-    frame, level = balance(matrices, noise)
-    return split_in_frame(matrices, frame, min(noise / norm, level), level)
+    return whole, False
 
 
 def decompose(matrices: Array, noise: float) -> tuple[list[Array], bool]:
     """Bases of the finest decomposition of R^P under a family, and whether it is certainly the finest."""
-    width = matrices.shape[-1]
-    parts, decided = split_once(traceless(matrices), noise)
-    if parts is None:
-        return [np.eye(width)], decided
+    parts, decided = split(traceless(matrices), noise)
+    if len(parts) == 1:
+        return parts, decided
     dual = np.linalg.inv(np.concatenate(parts, 1))
     out, ends = [], np.cumsum([part.shape[1] for part in parts])
     for part, rows in zip(parts, np.split(dual, ends[:-1])):

@@ -116,31 +116,21 @@ class Rounded(RightAction):
         found: per group of channels its `Representation`; where it is `None` the action stays as it is.
     """
 
-    elements: Tensor
-    bias: Tensor
-
     def __init__(self, family: RightAction, found: list[Representation | None]) -> None:
         super().__init__(family.width, family.coordinates, family.bounded)
-        self.family, self.found = family, found
-        order, width = max((len(rep.elements) for rep in found if rep is not None), default=1), family.width
-        # Groups with fewer elements are filled up with zeros, which are never nearest: their score is minus infinity.
-        elements, bias = torch.zeros(len(found), order, width, width), torch.full((len(found), order), -torch.inf)
-        for group, rep in enumerate(found):
-            if rep is not None:
-                elements[group, : len(rep.elements)] = rep.elements.float()
-                # Of orthogonal matrices all have the norm sqrt(P).
-                bias[group, : len(rep.elements)] = 0.0
-        self.register_buffer("elements", elements, persistent=False)
-        self.register_buffer("bias", bias, persistent=False)
+        self.family = family
+        self.elements = [None if known is None else known.elements.float() for known in found]
 
     def dense(self, coords: Tensor, step: Tensor | float) -> Tensor:
         right = self.family.dense(coords, step)
-        elements, bias = self.elements.to(right), self.bias.to(right)
         with torch.no_grad():
-            scores = torch.einsum("...gpq,gkpq->...gk", right, elements) + bias
-            groups = torch.arange(len(elements), device=right.device)
-            known = torch.isfinite(bias[:, 0])[:, None, None]
-            change = torch.where(known, elements[groups, scores.argmax(-1)] - right, 0)
+            change = torch.zeros_like(right)
+            for own, to, known in zip(right.unbind(-3), change.unbind(-3), self.elements):
+                if known is not None:
+                    elements = known.to(right)
+                    # Orthogonal matrices have one norm: the nearest is that with the largest product.
+                    nearest = torch.einsum("...pq,kpq->...k", own, elements).argmax(-1)
+                    to.copy_(elements[nearest] - own)
         return right + change
 
     def generator(self, coords: Tensor) -> Tensor:
@@ -175,7 +165,7 @@ def exact_right(
     families = {name: right for name in found if isinstance(right := getattr(modules[name], "right", None), RightAction)}
     try:
         for name, family in families.items():
-            modules[name].right = Rounded(family, found[name]).to(actions[name].device)
+            modules[name].right = Rounded(family, found[name])
         yield found
     finally:
         for name, family in families.items():

@@ -63,20 +63,23 @@ class ShippoCacheLayer(CacheLayerMixin):
 
     def __init__(self, **kwargs: Any) -> None:
         super().__init__(**kwargs)
-        self.state: ShippoState | None = None
         self.num_seen = 0
-        # The states after the last positions, `state` at the end.
-        self.past: deque[ShippoState] = deque(maxlen=NUM_RECORDED + 1)
+        # The states after the last positions: one, or as many as are recorded.
+        self.past: deque[ShippoState] = deque(maxlen=1)
+
+    @property
+    def state(self) -> ShippoState | None:
+        """The state after all positions; `None` before the first."""
+        return self.past[-1] if self.past else None
 
     def store(self, state: ShippoState, num_new: int) -> None:
         """Keep the `state` after `num_new` more positions."""
-        self.state = state
+        self.past.append(state)
         self.num_seen += num_new
-        if self.is_croppable:
-            self.past.append(state)
 
     def activate_past_recording(self) -> None:
         self.is_croppable = True
+        self.past = deque(self.past, maxlen=NUM_RECORDED + 1)
 
     def crop(self, tokens_to_remove: int) -> None:
         """Remove the last -`tokens_to_remove` positions: return to a recorded state."""
@@ -84,9 +87,9 @@ class ShippoCacheLayer(CacheLayerMixin):
         if back < 0 or back >= max(1, len(self.past)):
             came = f"`tokens_to_remove` is {tokens_to_remove} with {len(self.past)} recorded states"
             raise ValueError(f"ShippoCacheLayer: {came}; expected at most {NUM_RECORDED} after activate_past_recording()")
-        if self.past:
-            self._replace(self.past[-1 - back])
-            self.num_seen -= back
+        for _ in range(back):
+            self.past.pop()
+        self.num_seen -= back
 
     def get_seq_length(self) -> int:
         return self.num_seen
@@ -105,20 +108,15 @@ class ShippoCacheLayer(CacheLayerMixin):
 
     def reset(self) -> None:
         self.num_seen = 0
-        self._replace(None)
+        self.past.clear()
 
     def reorder_cache(self, beam_idx: Tensor) -> None:
-        self._replace(None if self.state is None else self.state.select(beam_idx))
+        self.past = deque((state.select(beam_idx) for state in self.past), self.past.maxlen)
 
     batch_select_indices = reorder_cache
 
     def batch_repeat_interleave(self, repeats: int) -> None:
-        self._replace(None if self.state is None else self.state.repeat(repeats))
-
-    def _replace(self, state: ShippoState | None) -> None:
-        """Hold `state` in the place of the last one, and nothing of the past."""
-        self.state = state
-        self.past = deque([state] if self.is_croppable and state is not None else [], maxlen=NUM_RECORDED + 1)
+        self.past = deque((state.repeat(repeats) for state in self.past), self.past.maxlen)
 
 
 class ShippoStaticCacheLayer(ShippoCacheLayer, StaticLayer):
@@ -192,17 +190,16 @@ class ShippoConfig(PreTrainedConfig):
         super().__post_init__(**kwargs)
 
     def validate_architecture(self) -> None:
-        """Check the version, the sizes and the windows that the cache holds; `ShippoSpec` checks the rest."""
+        """Check the version, the sizes that are no layer's, and the windows that the cache holds."""
         if self.config_version != VERSION:
             came = f"`config_version` is {self.config_version}"
             raise ValueError(f"ShippoConfig: {came}; expected {VERSION}; use the release that saved it")
-        for name in ("vocab_size", "hidden_size", "num_hidden_layers"):
+        for name in ("vocab_size", "hidden_size"):
             expect_size("ShippoConfig", name, getattr(self, name))
         expect_real("ShippoConfig", "layer_norm_epsilon", self.layer_norm_epsilon, "a small number, 0 or more", 0)
-        if self.spec.d_conv < 2:
-            raise ValueError(f"ShippoConfig: `conv_kernel` is {self.spec.d_conv}; expected at least 2")
-        if self.spec.controller_conv == 1 or self.spec.controller_conv < 0:
-            raise ValueError(f"ShippoConfig: `controller_conv` is {self.spec.controller_conv}; expected 0 or at least 2")
+        spec = self.spec
+        expect_size("ShippoConfig", "conv_kernel", spec.d_conv, "at least 2", 2)
+        expect_size("ShippoConfig", "controller_conv", spec.controller_conv or 2, "0 or at least 2", 2)
 
     def validate_layer_type(self) -> None:
         """Skip the check against transformers' list of layer types, which has only its own."""
@@ -413,7 +410,8 @@ class ShippoModel(ShippoPreTrainedModel):
         caches = self._caches(past_key_values)
         recurrent = [cache for cache in caches if isinstance(cache, ShippoCacheLayer)]
         num_seen = recurrent[0].num_seen if recurrent else 0
-        bounds, mask, hybrid = kwargs.get("cu_seq_lens_q"), attention_mask, set(self.config.kinds) != {LAYER_TYPE}
+        kinds, bounds, mask = self.config.kinds, kwargs.get("cu_seq_lens_q"), attention_mask
+        hybrid = set(kinds) != {LAYER_TYPE}
         if group is None:
             mask = padding_mask(u, attention_mask, num_seen, hybrid)
             bounds = packed_bounds(u, mask, kwargs)
@@ -443,11 +441,10 @@ class ShippoModel(ShippoPreTrainedModel):
             inputs: list[Any] = [cache.state if isinstance(cache, ShippoCacheLayer) else None for cache in caches]
             if positions is not None:
                 args = self.config, u[:, cut], attention_mask, past_key_values, None if bounds is None else positions
-                for kind, make_mask in MASKS.items():
-                    at_kind = [index for index, found in enumerate(self.config.kinds) if found == kind]
-                    visible = make_mask(*args, layer_idx=at_kind[0]) if at_kind else None
-                    for index in at_kind:
-                        inputs[index] = AttentionInputs(caches[index], visible, positions[:, cut])
+                masks = {kind: MASKS[kind](*args, layer_idx=kinds.index(kind)) for kind in MASKS if kind in kinds}
+                for index, kind in enumerate(kinds):
+                    if kind in masks:
+                        inputs[index] = AttentionInputs(caches[index], masks[kind], positions[:, cut])
             y, after = self.layers.run(u[:, cut], inputs, part)
             outputs.append(y)
             for cache, state in zip(caches, after):
@@ -531,15 +528,15 @@ class ShippoForCausalLM(ShippoPreTrainedModel, GenerationMixin):
         parent: Any = super()
         inputs = parent.prepare_inputs_for_generation(input_ids, inputs_embeds=inputs_embeds, **kwargs)
         if time_deltas is not None:
-            ids, cache = inputs["input_ids"], inputs.get("past_key_values")
-            start = 0 if cache is None else int(cache.get_seq_length())
-            stop = start + (inputs["inputs_embeds"] if ids is None else ids).shape[1]
             if not isinstance(time_deltas, Tensor) or time_deltas.ndim != 2:
                 came = getattr(time_deltas, "shape", type(time_deltas).__name__)
                 expected = "a tensor [B, T], a time for each position of the prompt; what is generated has a time of one"
                 raise ValueError(f"ShippoForCausalLM: `time_deltas` is {came}; expected {expected}")
-            missing = max(0, stop - time_deltas.shape[1])
-            inputs["time_deltas"] = nn.functional.pad(time_deltas, (0, missing), value=1.0)[:, start:stop]
+            ids, cache = inputs["input_ids"], inputs.get("past_key_values")
+            start = 0 if cache is None else int(cache.get_seq_length())
+            length = (inputs["inputs_embeds"] if ids is None else ids).shape[1]
+            known = time_deltas[:, start : start + length]
+            inputs["time_deltas"] = nn.functional.pad(known, (0, length - known.shape[1]), value=1.0)
         return inputs
 
     def init_continuous_batching(self, *args: Any, **kwargs: Any) -> NoReturn:

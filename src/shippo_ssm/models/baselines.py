@@ -117,7 +117,7 @@ class SwiGLU(nn.Module):
 
 def transformer_block(d_model: int, n_heads: int, norm_eps: float = 1e-5, dropout: float = 0.0, mlp: str = "swiglu") -> Block:
     """A causal pre-norm Transformer block: attention, then "swiglu", or a "gelu" MLP of width 4 d_model, with biases."""
-    attention, wide = CausalAttention(d_model, n_heads, bias=mlp == "gelu"), 4 * d_model
-    gelu = mlp == "gelu"
+    gelu, wide = mlp == "gelu", 4 * d_model
+    attention = CausalAttention(d_model, n_heads, bias=gelu)
     inside = nn.Sequential(nn.Linear(d_model, wide), nn.GELU(), nn.Linear(wide, d_model)) if gelu else SwiGLU(d_model)
     return Block(attention, inside, norm_eps=norm_eps, dropout=dropout)

@@ -72,10 +72,9 @@ def read_checkpoint(path: str | Path) -> tuple[SequenceConfig, dict[str, Any]]:
         raise ValueError(f"read_checkpoint: `version` is {version!r} in {file}; expected {VERSION}; save the model again")
     if not isinstance(config, dict) or not isinstance(notes, dict):
         raise ValueError(f"read_checkpoint: {file} lacks `config`, or it or `notes` is not an object; save the model again")
-    if unknown := sorted(set(config) - set(OPTIONS)):
-        raise ValueError(f"read_checkpoint: {file} has unknown keys {unknown}; expected some of {sorted(OPTIONS)}")
-    if missing := sorted(set(OPTIONS) - set(config)):
-        raise ValueError(f"read_checkpoint: {file} lacks the keys {missing} of `config`; save the model again")
+    if config.keys() != OPTIONS.keys():
+        came = f"unknown keys {sorted(config.keys() - OPTIONS)} and lacks {sorted(OPTIONS.keys() - config)}"
+        raise ValueError(f"read_checkpoint: `config` in {file} has {came}; expected the options of this version")
     for name, words in OPTIONS.items():
         if not any(type(config[name]) in JSON_TYPES.get(word, (list,)) for word in words):
             wanted = "true or false" if "bool" in words else " or ".join(words)

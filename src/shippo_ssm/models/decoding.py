@@ -53,8 +53,8 @@ class PrefixCache:
         tokens = tuple(torch.as_tensor(prompt).flatten().tolist())
         if not tokens:
             raise ValueError("PrefixCache.read: `prompt` is empty; expected at least one token")
-        lengths = sorted({len(kept) for kept in self._kept if len(kept) <= len(tokens)}, reverse=True)
-        known, logits, after = next((length for length in lengths if tokens[:length] in self._kept), 0), torch.empty(0), None
+        known = max((len(kept) for kept in self._kept if kept == tokens[: len(kept)]), default=0)
+        logits, after = torch.empty(0), None
         if known:
             logits, after = self._kept[tokens[:known]]
             self._kept.move_to_end(tokens[:known])
@@ -62,20 +62,15 @@ class PrefixCache:
             ids = torch.tensor([tokens[known:]], device=next(iter(self.model.parameters())).device)
             logits, after = self.model(ids, after, output_state=True)
             logits = logits[:, -1].clone()
-            self._keep(tokens, logits, after)
+            if (size := values.num_bytes((logits, after))) <= self.max_bytes:
+                self._kept[tokens] = (logits, after)
+                self.num_bytes += size
+            while self.num_bytes > self.max_bytes:
+                self.num_bytes -= values.num_bytes(self._kept.popitem(last=False)[1])
         self.num_known += known
         self.num_read += len(tokens) - known
         assert after is not None
         return logits.clone(), values.clone(after)
-
-    def _keep(self, tokens: tuple[int, ...], logits: Tensor, after: list[Any]) -> None:
-        size = values.num_bytes((logits, after))
-        if size > self.max_bytes:
-            return
-        self._kept[tokens] = (logits, after)
-        self.num_bytes += size
-        while self.num_bytes > self.max_bytes:
-            self.num_bytes -= values.num_bytes(self._kept.popitem(last=False)[1])
 
 
 class Verdict(NamedTuple):

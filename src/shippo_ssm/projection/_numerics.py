@@ -124,23 +124,17 @@ def as_real(op: str, name: str, value: Any, expected: str) -> Array:
 
 def as_time(name: str, value: Any) -> float:
     """A single finite time > 0, or ValueError."""
-    number = as_real("projection", name, value, "one number")
-    if number.size != 1:
-        raise ValueError(f"projection: `{name}` is {value!r:.60}; expected one number")
-    time = float(number.reshape(()))
-    if not (math.isfinite(time) and time > 0):
-        raise ValueError(f"projection: `{name}` is {time}; expected a time > 0; the history lives on [0, {name}]")
-    return time
+    time = as_real("projection", name, value, "one number")
+    if time.size != 1 or not 0 < time.item() < math.inf:
+        raise ValueError(f"projection: `{name}` is {value!r:.60}; expected a time > 0; the history lives on [0, {name}]")
+    return time.item()
 
 
-def as_times(name: str, values: Any) -> Array:
-    """A strictly increasing vector [K] of finite times > 0, or ValueError."""
-    times = as_real("projection", name, values, "a vector of at least one time")
-    if times.ndim != 1 or times.size == 0:
-        raise ValueError(f"projection: `{name}` has shape {times.shape}; expected a vector of at least one time")
-    as_time(f"{name}[0]", times[0])
-    if not np.all(np.isfinite(times)) or np.any(np.diff(times) <= 0):
-        raise ValueError(f"projection: `{name}` is not in order; expected finite times, strictly increasing; sort it")
+def as_times(op: str, values: Any) -> Array:
+    """A strictly increasing vector [K >= 1] of finite times, or ValueError."""
+    times = as_real(op, "times", values, "a vector of times")
+    if times.ndim != 1 or times.size == 0 or not np.isfinite(times).all() or np.any(np.diff(times) <= 0):
+        raise ValueError(f"{op}: `times` is {values!r:.60}; expected at least one finite time, strictly increasing; sort them")
     return times
 
 

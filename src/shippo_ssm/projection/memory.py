@@ -22,9 +22,7 @@ exactly, a source inside a long stride has the closed form psi(t_1, tau) at its 
 from __future__ import annotations
 
 import math
-from collections import deque
 from collections.abc import Callable, Iterator
-from itertools import chain
 from typing import Any, Literal, get_args
 
 import numpy as np
@@ -82,6 +80,7 @@ def _sources(measure: Measure, transport: Transport | None, signal: Sampled, gri
 def _exponential(
     measure: Measure, transport: Transport | None, signal: Sampled, grid: Array, state: Array, extra: int
 ) -> Iterator[Array]:
+    """C_1 = E C_0 P + the source of each stride of grid [K, S + 1], one after another."""
     source = _sources(measure, transport, signal, grid, extra)
     flow = measure.flow(grid[:, -1], grid[:, 0])
     right = None if transport is None else transport.P(grid[:, -1], grid[:, 0])
@@ -131,24 +130,6 @@ def _bilinear(measure: Measure, transport: Transport | None, signal: Signal, gri
         yield state
 
 
-def _states(
-    measure: Measure, transport: Transport | None, signal: Signal, times: Array, method: Method, state: Array, *, skip: bool
-) -> Iterator[Array]:
-    """States C(t) [N, d] after times[0], ending with times[-1]; with `skip`, intermediate ones may be left out."""
-    stride = _STRIDE if skip and method != "bilinear" and measure.closes else 1
-    for grid in _grids(times, stride, measure.N):
-        if method == "bilinear":
-            following = _bilinear(measure, transport, signal, grid, state)
-        elif method == "zoh":
-            following = _exponential(measure, *_held(transport, signal, grid[:, :-1].ravel()), grid, state, extra=2)
-        else:
-            # Straight lines between samples are integrated to rounding.
-            extra = 3 if isinstance(signal, Samples) else 0
-            following = _exponential(measure, transport, signal, grid, state, extra)
-        for state in following:
-            yield state
-
-
 class ProjectionMemory:
     """Online compression of a d-channel signal into C(t) [N, d], in a channel frame that may move.
 
@@ -173,13 +154,7 @@ class ProjectionMemory:
                 f"ProjectionMemory: `transport` is a {type(transport).__name__}; expected a Transport; wrap the generator"
             )
         self.measure, self.transport = measure, transport
-
-    @property
-    def _width(self) -> int | None:
-        return None if self.transport is None else self.transport.width
-
-    def _signal(self, f: Any, times: Any = None) -> Signal:
-        return as_signal(f, times, self._width)
+        self._width = None if transport is None else transport.width
 
     def _breaks(self, signal: Signal) -> Array:
         return signal.breaks if self.transport is None else np.concatenate([signal.breaks, self.transport.breaks])
@@ -189,7 +164,7 @@ class ProjectionMemory:
 
         `f` is a callable time -> [d], `Samples`, or an array [K, d] with its `times` [K].
         """
-        t, signal = as_time("t", t), self._signal(f, times)
+        t, signal = as_time("t", t), as_signal(f, times, self._width)
 
         def integrand(tau: Array, w: Array) -> Array:
             values = signal(tau) if self.transport is None else self.transport.carry(signal(tau), tau, t)
@@ -208,7 +183,7 @@ class ProjectionMemory:
     def objective(self, f: Any, C: Array, t: float, *, times: Any = None, rtol: float = 1e-10) -> float:
         """J_t(C): the squared error in the transported metric M_P = P P^T, over the whole support of the measure."""
         t, C = as_time("t", t), self._state(C)
-        signal, measure = self._signal(f, times), self.measure
+        signal, measure = as_signal(f, times, self._width), self.measure
 
         def integrand(tau: Array, w: Array) -> Array:
             phi, psi = measure._phi(t, tau), measure._psi(t, tau)
@@ -255,13 +230,26 @@ class ProjectionMemory:
         for name, came, known in (("method", method, get_args(Method)), ("keep", keep, get_args(Keep))):
             if came not in known:
                 raise ValueError(f"ProjectionMemory: `{name}` is {came!r}; expected one of {known}")
-        times = as_times("times", times)
-        signal = self._signal(f, None if callable(f) else times)
+        times = as_times("projection", times)
+        as_time("times[0]", times[0])
+        signal = as_signal(f, None if callable(f) else times, self._width)
         state = self.project(signal, times[0]) if initial_state is None else self._state(initial_state)
-        following = _states(self.measure, self.transport, signal, times, method, state, skip=keep == "last")
-        if keep == "last":
-            return deque(chain([state], following), maxlen=1)[0]
-        history = np.empty((len(times), *state.shape))
-        for index, found in enumerate(chain([state], following)):
-            history[index] = found
-        return history
+        every, index = keep == "all", 0
+        history = np.empty((len(times) if every else 1, *state.shape))
+        history[0] = state
+        stride = 1 if every or method == "bilinear" or not self.measure.closes else _STRIDE
+        for grid in _grids(times, stride, self.measure.N):
+            for found in self._advance(signal, grid, history[index], method):
+                index = index + 1 if every else 0
+                history[index] = found
+        return history if every else history[0]
+
+    def _advance(self, signal: Signal, grid: Array, state: Array, method: Method) -> Iterator[Array]:
+        """The states at the ends of the strides of grid [K, S + 1], from `state` at its start."""
+        if method == "bilinear":
+            return _bilinear(self.measure, self.transport, signal, grid, state)
+        if method == "zoh":
+            return _exponential(self.measure, *_held(self.transport, signal, grid[:, :-1].ravel()), grid, state, extra=2)
+        # Straight lines between samples are integrated to rounding.
+        extra = 3 if isinstance(signal, Samples) else 0
+        return _exponential(self.measure, self.transport, signal, grid, state, extra)

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from shippo_ssm.projection._numerics import Array
+from shippo_ssm.projection._numerics import Array, as_times
 
 
 @dataclass(frozen=True)
@@ -24,18 +24,16 @@ class Samples:
     values: Array
 
     def __post_init__(self) -> None:
-        times, values = np.asarray(self.times, dtype=float), np.asarray(self.values, dtype=float)
+        times, values = as_times("Samples", self.times), np.asarray(self.values, dtype=float)
         values = values[:, None] if values.ndim == 1 else values
-        if times.ndim != 1 or values.ndim != 2 or len(times) != len(values) or len(times) == 0:
+        if values.ndim != 2 or len(times) != len(values):
             raise ValueError(f"Samples: `values` is {values.shape} for times {times.shape}; expected [K, d], one row per time")
-        if not np.all(np.isfinite(times)) or np.any(np.diff(times) <= 0):
-            raise ValueError("Samples: `times` is not in order; expected finite times, strictly increasing; sort them")
         object.__setattr__(self, "times", times)
         object.__setattr__(self, "values", values)
 
     @property
     def breaks(self) -> Array:
-        """Where the signal has kinks: the sample times."""
+        """Where the signal has kinks."""
         return self.times
 
     def __call__(self, times: Array) -> Array:

@@ -374,7 +374,7 @@ class StreamingMemory:
         """`block_operators`, from the cache where all steps are one, or where the next ones are known."""
         first, rows, stationary = float(steps[0, 0]), steps.size, self.measure.stationary
         alike = rows == 1 or (stationary and np.abs(steps - first).max() <= _ROUNDING * first)
-        if not alike or (not (self.measure.closes or times[:, 0].all()) and begins(self.measure, times).any()):
+        if not alike or not (self.measure.closes or times[:, 0].all()):
             return block_operators(self.measure, times, steps)
         key = (0.0 if stationary else float(times[0, 0]), first)
         if key not in self._cache:

@@ -17,14 +17,13 @@ import numpy as np
 from scipy.integrate import solve_ivp
 
 from shippo_ssm._expect import expect_size
-from shippo_ssm.projection._numerics import Array, as_real, expm, expm_ages
+from shippo_ssm.projection._numerics import Array, as_real, as_times, expm, expm_ages
 
 _RTOL = 1e-12
 _ATOL = 1e-13
 # Bound on ||A_R|| times the length of a segment: the condition of a local frame stays below about exp(2 * 2).
 _SEGMENT_SIZE = 2.0
 _LONGEST_SEGMENT = 4.0
-REAL = "real matrices [d, d]; write complex entries as 2 x 2 blocks"
 
 
 class Transport:
@@ -40,32 +39,27 @@ class Transport:
         expect_size("Transport", "width", width, "a positive number of channels")
         self.width = int(width)
         self._call: Callable[[float], Any] | None = generator if callable(generator) else None
-        matrices = self.generator(0.0) if callable(generator) else as_real("Transport", "generator", generator, REAL)
-        if not np.all(np.isfinite(matrices)):
+        # A callable has one piece, its value at time 0, which is checked and not used.
+        alone = times is None or callable(generator)
+        self._knots = as_times("Transport", [0.0] if alone else times)
+        if self._knots[0] < 0:
+            raise ValueError(f"Transport: `times` begins at {self._knots[0]}; expected times >= 0")
+        pieces = generator(0.0) if callable(generator) else generator
+        self._pieces = self._checked(pieces)[None] if alone else self._checked(pieces, len(self._knots))
+        if not np.all(np.isfinite(self._pieces)):
             raise ValueError("Transport: `generator` has an entry that is not finite; expected numbers")
-        if times is None or callable(generator):
-            self._set_pieces(np.array([0.0]), self._checked(matrices)[None])
-            return
-        knots = as_real("Transport", "times", times, "the times [K] where pieces begin")
-        if knots.ndim != 1 or matrices.shape != (len(knots), width, width):
-            came = f"shape {matrices.shape} for times {knots.shape}"
-            raise ValueError(f"Transport: `generator` has {came}; expected [K, {width}, {width}] for times [K]")
-        if len(knots) == 0 or not np.all(np.isfinite(knots)) or np.any(np.diff(knots) <= 0) or knots[0] < 0:
-            raise ValueError(f"Transport: `times` is {knots.tolist()}; expected finite times >= 0, strictly increasing")
-        self._set_pieces(knots, matrices)
-
-    def _set_pieces(self, knots: Array, pieces: Array) -> None:
-        self._knots, self._pieces = knots, pieces
         # Where segments begin and end. The first piece reaches back to time 0 and the last has no end; `_reach` adds those of a
         # callable, with the solutions (W, Y) on each.
-        self._edges = np.array([0.0]) if self._call else np.concatenate([[0.0], knots[1:], [math.inf]])
+        self._edges = np.array([0.0]) if self._call else np.concatenate([[0.0], self._knots[1:], [math.inf]])
         self._solutions: list[tuple[Callable[[Array], Array], ...]] = []
 
-    def _checked(self, matrix: Any) -> Array:
-        array = as_real("Transport", "generator", matrix, REAL)
-        if array.shape != (self.width, self.width):
-            expected = f"a matrix [{self.width}, {self.width}]; for pieces [K, d, d] pass times=[K] too"
-            raise ValueError(f"Transport: `generator` has shape {array.shape}; expected {expected}")
+    def _checked(self, matrices: Any, *count: int) -> Array:
+        shape = (*count, self.width, self.width)
+        array = as_real("Transport", "generator", matrices, "real matrices [d, d]; write complex entries as 2 x 2 blocks")
+        if array.shape != shape:
+            raise ValueError(
+                f"Transport: `generator` has shape {array.shape}; expected {shape}; pieces [K, d, d] need times=[K]"
+            )
         return array
 
     @property
@@ -100,16 +94,12 @@ class Transport:
     def _solve(self, start: float, stop: float) -> tuple[Callable[[Array], Array], ...]:
         """W' = W A_R and Y' = -A_R Y, which is W^{-1}, from I at `start`: as functions of times [M], each [d d, M]."""
         square, begin = (self.width, self.width), np.eye(self.width).ravel()
-
-        def forward(time: float, flat: Array) -> Array:
-            return (flat.reshape(square) @ self.generator(time)).ravel()
-
-        def backward(time: float, flat: Array) -> Array:
-            return (-self.generator(time) @ flat.reshape(square)).ravel()
-
+        rates = (
+            lambda time, flat: (flat.reshape(square) @ self.generator(time)).ravel(),
+            lambda time, flat: (-self.generator(time) @ flat.reshape(square)).ravel(),
+        )
         both = [
-            solve_ivp(rate, (start, stop), begin, method="DOP853", rtol=_RTOL, atol=_ATOL, dense_output=True)
-            for rate in (forward, backward)
+            solve_ivp(rate, (start, stop), begin, method="DOP853", rtol=_RTOL, atol=_ATOL, dense_output=True) for rate in rates
         ]
         if not all(found.success for found in both):
             raise ValueError(f"Transport: `generator` could not be integrated on [{start}, {stop}]; expected finite values")
