@@ -8,8 +8,7 @@ Time: about 2 hours on two cores
 
 with learned b_j, E_j and O. R_t is the identity, the task's own, or exp(sqrt(epsilon) sum_k rho_k A_k) with learned A_k
 that start at the true generators. L is fixed, so it moves into the write vectors: H_T = sum_t (L^{T-t} b_j) (E_j^T
-f_t)^T R_{t+1} .. R_T is the last state of `transport_scan` with left factor one. Paper: tab:transported-projection,
-auxiliary evidence.
+f_t)^T R_{t+1} .. R_T is the last state of `transport_scan` with left factor one. Paper: tab:transported-projection.
 """
 
 import math

@@ -4,24 +4,22 @@ Claim: The default layer learns to multiply in A5 and to recall through turns; o
 Protocol: four probes, AdamW 3e-3, 3 seeds; 9 starts for 100 to 500 steps; words for 4,500 and turns for 3,000 to the end
 Time: about 25 minutes on two cores, by the times of its parts
 
-Models are default `SequenceModel`s, with a staggered convolution in `recall` and `text`, where adjacent tokens matter.
-Training is without weight decay, with warm-up, a constant rate, then a cosine to zero. Recipes were chosen on seeds 10,
-11 and 12.
+`docs/results/start.md` has the protocol and how the recipes were chosen.
 """
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from shippo_lab.experiments.mqar.scoring import query_loss
-from shippo_lab.experiments.rotation import general_model
+from shippo_lab.experiments.rotation import RotationConfig, general_model
 from shippo_lab.experiments.tracking.curriculum import LayerConfig, held_rate, stage, word_loss
 from shippo_lab.harness import experiment as lab
 from shippo_lab.harness.training import Trainee, fit_each
-from shippo_lab.tasks.mqar import TransportMQAR
 from shippo_lab.tasks.plain_mqar import MQAR
 from shippo_lab.tasks.streams import NO_TARGET
 from shippo_lab.tasks.text import TextTask
@@ -29,9 +27,8 @@ from shippo_lab.tasks.words import WordTask
 from shippo_ssm.layers import PAPER_GEOMETRY, PAPER_START
 from shippo_ssm.models import SequenceConfig, SequenceModel
 
-# Quarter turns: keys, (until this fraction of the steps, events, active keys), and examples per step.
-NUM_KEYS, TURN_BATCH = 256, 64
-TURN_STAGES = ((0.15, 8, 1), (0.3, 12, 2), (1.0, 24, 3))
+# Keys, curriculum and batch of quarter turns.
+TURNS = RotationConfig()
 
 
 def token_probe(
@@ -77,20 +74,17 @@ def words(layer: dict[str, Any], seed: int, steps: int, lengths: tuple[int, ...]
 
 def turns(layer: dict[str, Any], seed: int, steps: int, lengths: tuple[int, ...]) -> Trainee:
     """Recall of values that quarter turns have moved: one layer of width 128."""
-
-    def task(length: int, num_active: int) -> TransportMQAR:
-        return TransportMQAR(library="rotation", length=length, num_active=num_active, rebind=False, seed=seed)
-
-    model = general_model(layer, task(8, 1).num_operations, NUM_KEYS)
+    task = partial(TURNS.task, seed)
+    model = general_model(layer, task(8, 1))
 
     def loss_at(step: int) -> tuple[Tensor, int]:
-        events = task(*stage(TURN_STAGES, step, steps)).batch(range(TURN_BATCH * step, TURN_BATCH * (step + 1)))
+        events = task(*stage(TURNS.curriculum, step, steps)).batch(range(TURNS.batch * step, TURNS.batch * (step + 1)))
         return query_loss(model, events), events.kind.numel()
 
     def score() -> dict[str, float]:
         found: dict[str, float] = {}
         for n in lengths:
-            scores = task(n, TURN_STAGES[-1][2]).evaluate(model, max(64, 16384 // n), 32)
+            scores = task(n, TURNS.curriculum[-1][2]).evaluate(model, max(64, 16384 // n), 32)
             found |= {f"turns_{n}": scores.exact, f"turns_coordinate_{n}": scores.coordinate}
         return found
 

@@ -4,9 +4,8 @@ Claim: With one layer only a right action carries stored values through operatio
 Protocol: `mqar` with 1 and 2 layers, 5,000 steps; 3 seeds and 1; toy: 4 of 8 keys, 64 events, 3,000 steps
 Time: paper: 10 to 90 minutes of one CPU core per row and seed of one layer; toy: 30 minutes on two cores
 
-A model of one layer without a right action stays at the predictor that knows untouched coordinates only. With more
-layers it begins to replay operations at the query. `docs/results/mqar-depth.md` has the verdicts, stated before the
-runs.
+With more layers a model begins to replay operations at the query. `docs/results/mqar-depth.md` has the protocol, and
+the verdicts, stated before the runs.
 """
 
 from collections.abc import Iterator

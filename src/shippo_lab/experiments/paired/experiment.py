@@ -4,9 +4,8 @@ Claim: Writing more now does not replace moving later what is stored; a right ac
 Protocol: d 4, N 16, K 2; AdamW 3e-4, 20,000 steps of 128 examples + 128 pairs, NMSE + 5 x pair NMSE, 5 seeds, last step
 Time: 7 minutes on two cores
 
-Writing more at the current step does not replace acting later on what is stored: without a right action the error of
-the paired difference stays at one for every write rank. Paper: tab:paired-transport,
-tab:right-transport-parameterizations, fig:main-evidence. `docs/results/paired.md` has the protocol.
+Paper: tab:paired-transport, tab:right-transport-parameterizations, fig:main-evidence. `docs/results/paired.md` has the
+protocol.
 """
 
 from dataclasses import replace

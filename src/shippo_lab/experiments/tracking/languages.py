@@ -4,9 +4,8 @@ Claim: A right action is the permutation that a letter makes: it holds for sente
 Protocol: the published suite: train on 3 to 40 tokens, test on 40 to 256; two blocks of width 64, 800 to 2,500 steps
 Time: 15 minutes per row and seed on one CPU core
 
-Where a letter permutes the states of a language (parity, cycle navigation), a right action is the permutation; where
-letters forget (even pairs, arithmetic), the left factor or a second layer has to help (the suite of SLiCE and PD-SSM).
-`docs/state-tracking.md` says which part of the cell does the work, `docs/results/languages.md` has the protocol.
+The suite is that of SLiCE and PD-SSM. `docs/state-tracking.md` says which part of the cell does the work,
+`docs/results/languages.md` has the protocol.
 """
 
 from dataclasses import dataclass, field, replace

@@ -4,9 +4,8 @@ Claim: One layer that may act on its memory multiplies in A5 and S5 far beyond i
 Protocol: one layer, width 64; words up to 16 or 40 elements by a curriculum, 3,000 or 9,000 steps, 3 seeds
 Time: 2 to 5 minutes per row and seed on one CPU core
 
-Trained on words of at most 16 elements of A5 a layer continues for hundreds; without a right action it cannot see order
-(Merrill et al.; Grazzi et al.; PD-SSM). Where words are made of all elements, the learned actions are compared with the
-group (`learned.py`). `docs/results/words.md` has the protocol and how recipes were chosen.
+The task is that of Merrill et al., Grazzi et al. and PD-SSM. `docs/results/words.md` has the protocol, how recipes were
+chosen, and how the learned actions are compared with the group (`learned.py`).
 """
 
 import itertools
