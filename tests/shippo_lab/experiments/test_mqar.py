@@ -196,7 +196,7 @@ def test_ceilings_rise_with_what_is_known():
     assert found["untouched_coordinate_128"] == pytest.approx(blank.untouched_coordinate)
     # Fewer active keys are bound more recently, and more of a binding is untouched.
     fewer, more = (ceilings(TransportMQAR(length=128, num_active=keys), 40) for keys in (20, 40))
-    assert fewer["untouched_exact_128"] > found["untouched_exact_128"] > more["untouched_exact_128"]
+    assert fewer["untouched_exact_128"] > more["untouched_exact_128"]
 
 
 @pytest.fixture(scope="module")
