@@ -99,7 +99,7 @@ def test_nothing_is_fetched(page):
         if not target.startswith(("#", "data:"))
     ]
     assert not outside
-    style, script = report._asset("style.css"), report._asset("panel.js")
+    style, script = sections.asset("style.css"), sections.asset("panel.js")
     assert not re.search(r"url\(|@import|https?:", style)
     assert not re.search(r"fetch\(|XMLHttpRequest|WebSocket|import\(|https?:", script)
 

@@ -50,8 +50,8 @@ class PairedConfig(TrainConfig):
     """Ordinary examples of a step, and as many pairs."""
     pair_weight: float = 5.0
     eval_batches: int = 16
-    audit_examples: int = 512
-    """Examples of one audit batch; there are `eval_batches` of them."""
+    audit_examples: int = 0
+    """Examples of one audit batch; there are `eval_batches` of them. Without any there is no off-block ratio."""
     controller_width: int = 16
     random_scale: float = 0.3
     """Standard deviation of the entries of random initial generators."""
@@ -278,6 +278,8 @@ class MatrixState:
         metrics = scores(ordinary, self.task.answer(self.ordinary), self.difference(parameters, pair_right), truth)
         if right is not None:
             metrics["identity_pair_nmse"] = nmse(self.difference(parameters, None), truth).tolist()
+        if self.config.audit_examples:
+            metrics["off_block"] = self.off_block_ratio(parameters)
         return metrics
 
     def difference(self, parameters: dict[str, Tensor], right: Tensor | None) -> Tensor:

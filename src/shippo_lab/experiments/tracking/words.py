@@ -47,8 +47,6 @@ class WordsConfig(LayerConfig):
     tokens: int = WORD_TOKENS
     pairs: bool = False
     """Whether words of two elements alone come first (`curriculum.word_stages`)."""
-    hold: float = 0.3
-    """Fraction of the steps at the full rate."""
     lengths: tuple[int, ...] = LENGTHS
     """Where accuracy is reported."""
     eval_words: int = 256
@@ -127,7 +125,7 @@ def train(config: WordsConfig, seeds: tuple[int, ...], session: lab.Session) -> 
         scores |= {"identity": score_identity, "rounded": score_rounded}
     if has_right and config.elements == "all":
         scores["learned"] = partial(learned.report, model, task)
-    loss_at, rate = word_loss(model, task, config.steps, config.tokens, config.pairs), held_rate(config.steps, config.hold)
+    loss_at, rate = word_loss(model, task, config.steps, config.tokens, config.pairs), held_rate(config.steps)
 
     def evaluate() -> dict[str, float]:
         return {"prefix": task.evaluate(model, 64).prefix}

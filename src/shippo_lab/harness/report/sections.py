@@ -8,6 +8,7 @@ only writes still holds C.
 import base64
 import re
 import tempfile
+from importlib import resources
 from pathlib import Path
 from typing import Any
 
@@ -36,9 +37,15 @@ def shown_as_number(cell: str) -> bool:
     return bool(re.match(r"[-−+]?[\d.]|–", plain)) and len(plain) < 60
 
 
-_environment = jinja2.Environment(loader=jinja2.PackageLoader(__package__ or "", "assets"), autoescape=True)
-_environment.filters["text"], _environment.tests["shown_as_number"] = text, shown_as_number
-PARTS: Any = _environment.get_template("parts.html").module
+ENVIRONMENT = jinja2.Environment(loader=jinja2.PackageLoader(__package__ or "", "assets"), autoescape=True)
+ENVIRONMENT.policies["json.dumps_kwargs"] = {"separators": (",", ":")}
+ENVIRONMENT.filters["text"], ENVIRONMENT.tests["shown_as_number"] = text, shown_as_number
+PARTS: Any = ENVIRONMENT.get_template("parts.html").module
+
+
+def asset(name: str) -> Markup:
+    """A file of `assets` as it is: its braces are no template."""
+    return Markup(resources.files(__package__ or "").joinpath("assets", name).read_text(encoding="utf-8"))
 
 
 def picture(name: str, title: str, drawing: str | None = None) -> str:
