@@ -53,7 +53,6 @@ class RotationConfig(RecallConfig):
     batch: int = 64
     learning_rate: float = 3e-3
     weight_decay: float = 0.0
-    eval_every: int = 250
     eval_lengths: tuple[int, ...] = (24, 48, 96, 192, 384, 768)
 
     def task(self, seed: int, length: int, num_active: int) -> TransportMQAR:

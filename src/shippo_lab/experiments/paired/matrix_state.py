@@ -33,7 +33,7 @@ SERIES_DEGREE = 10
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PairedConfig(TrainConfig):
-    """A row of the paired diagnostic; defaults are the paper's protocol."""
+    """A row of the paired diagnostic; defaults are the paper's protocol. A step has `batch` ordinary examples and as many pairs."""
 
     right: Literal["solver", "none", "oracle", "learned", "selective"] = "none"
     """Where R_t comes from; "solver" is the exact recurrence with nothing to train."""
@@ -46,8 +46,6 @@ class PairedConfig(TrainConfig):
     d_state: int = 16
     num_generators: int = 2
     coef_range: float = 0.5
-    batch: int = 128
-    """Ordinary examples of a step, and as many pairs."""
     pair_weight: float = 5.0
     eval_batches: int = 16
     audit_examples: int = 0

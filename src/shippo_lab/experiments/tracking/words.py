@@ -51,7 +51,6 @@ class WordsConfig(LayerConfig):
     """Where accuracy is reported."""
     eval_words: int = 256
     steps: int = 9000
-    eval_every: int = 1000
 
     def task(self, seed: int) -> WordTask:
         return WordTask(group=self.group, elements=self.elements, length=self.train_length, seed=seed)
