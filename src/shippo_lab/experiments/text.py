@@ -153,7 +153,7 @@ def rate_bits(config: TextConfig, width: int, rate: float, session: lab.Session)
     model, steps = make_model(config, width, RATE_SEED), max(1, config.steps // 3)
     scores = {"end": partial(validation_bits, model, config)}
     trainee = Trainee(model, loss_of(model, config, RATE_SEED), scores, held_rate(steps, 0.0))
-    own = lab.Session(session.unit, folder and folder / f"{name}.safetensors")
+    own = lab.Session(session.unit, folder and folder / f"{name}.pt")
     found = fit(replace(config, learning_rate=rate, steps=steps, eval_every=steps), own, trainee).scores["end"]
     if folder:
         write_json(folder / f"{name}.json", found)

@@ -155,7 +155,7 @@ def test_a_killed_run_ends_with_the_same_numbers(name, tmp_path, monkeypatch):
             raise Killed
 
     for _ in range(30):
-        session = Mortal(checkpoint=tmp_path / "checkpoints" / "unit.safetensors")
+        session = Mortal(checkpoint=tmp_path / "checkpoints" / "unit.pt")
         try:
             again = mqar.train(config, (1,), session)
             break

@@ -128,7 +128,7 @@ def test_training_improves_and_resumes(tmp_path):
         eval_examples=32,
         curriculum=((1.0, 8, 1),),
     )
-    session = Session(checkpoint=tmp_path / "unit.safetensors")
+    session = Session(checkpoint=tmp_path / "unit.pt")
     result = rotation.train(config, (0,), session)
     losses = [numbers[0] for numbers in result.curves["loss"]]
     assert losses[-1] < losses[0] - 0.3

@@ -31,7 +31,7 @@ def test_every_probe_trains_and_scores(probe):
 
 
 def test_a_row_is_resumed_to_the_same_numbers(tmp_path):
-    session = Session(checkpoint=tmp_path / "unit.safetensors")
+    session = Session(checkpoint=tmp_path / "unit.pt")
     alone = start.train(SHORT, (1,), Session())
     seen: list[int] = []
 
