@@ -16,10 +16,11 @@ from shippo_lab.experiments.paired.matrix_state import MatrixState, PairedConfig
 from shippo_lab.harness import experiment as lab
 from shippo_lab.harness.stacked import train_stack
 
+FULL = PairedConfig(num_seeds=3, eval_batches=8, audit_examples=512)
 
-def rows(base: PairedConfig | None = None) -> tuple[PairedConfig, ...]:
+
+def rows(base: PairedConfig) -> tuple[PairedConfig, ...]:
     """Learned (true start) and oracle right actions at group sizes 2 and 4."""
-    base = base or PairedConfig(num_seeds=3, eval_batches=8, audit_examples=512)
     return tuple(
         replace(base, name=f"{right}-g{width}", label=f"SHiPPO {right} R, group {width}", right=right, group_width=width)
         for right in ("learned", "oracle")
@@ -47,7 +48,7 @@ def judge(row: lab.FinishedRow, result: lab.Result) -> lab.Verdict:
 EXPERIMENT = lab.Experiment(
     name="groups",
     **lab.described(__doc__),
-    presets={"full": rows, "smoke": partial(rows, replace(paired.SMOKE, audit_examples=64))},
+    presets={"full": partial(rows, FULL), "smoke": partial(rows, replace(paired.SMOKE, audit_examples=64))},
     train=train,
     stack=64,
     columns=(

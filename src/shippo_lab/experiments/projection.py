@@ -151,9 +151,8 @@ class Projection:
 SMOKE = ProjectionConfig(steps=20, num_seeds=2, batch=8, eval_batches=2, eval_every=10, length=32)
 
 
-def rows(base: ProjectionConfig | None = None) -> tuple[ProjectionConfig, ...]:
+def rows(base: ProjectionConfig) -> tuple[ProjectionConfig, ...]:
     """The three rows of the paper's table."""
-    base = base or ProjectionConfig()
     return (
         replace(base, name="no-right", label="No-right r = 4"),
         replace(base, name="learned-true", label="SHiPPO learned R (true start)", right="learned"),
@@ -178,7 +177,7 @@ def judge(row: lab.FinishedRow, result: lab.Result) -> lab.Verdict | None:
 EXPERIMENT = lab.Experiment(
     name="projection",
     **lab.described(__doc__),
-    presets={"full": rows, "smoke": partial(rows, SMOKE)},
+    presets={"full": partial(rows, ProjectionConfig()), "smoke": partial(rows, SMOKE)},
     train=train,
     columns=(
         lab.Column(key="nmse", label="Eval NMSE"),

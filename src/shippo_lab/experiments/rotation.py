@@ -168,9 +168,8 @@ def general_model(layer: dict[str, Any], task: TransportMQAR) -> SequenceModel:
 SMOKE = RotationConfig(steps=20, num_seeds=2, batch=8, eval_every=10, curve_examples=8, eval_examples=8, eval_lengths=(24, 48))
 
 
-def rows(base: RotationConfig | None = None) -> tuple[RotationConfig, ...]:
+def rows(base: RotationConfig) -> tuple[RotationConfig, ...]:
     """Two right-action families and none; then the general layer, with and without its right action."""
-    base = base or RotationConfig()
     labels = {"split": "Split flow", "dense": "Dense exponential", "none": "No right action"}
     general = replace(base, steps=3 * base.steps // 2, isometry=0.0)
     return (
@@ -224,7 +223,7 @@ def judge(row: lab.FinishedRow, result: lab.Result) -> lab.Verdict:
 EXPERIMENT = lab.Experiment(
     name="rotation",
     **lab.described(__doc__),
-    presets={"full": rows, "smoke": partial(rows, SMOKE)},
+    presets={"full": partial(rows, RotationConfig()), "smoke": partial(rows, SMOKE)},
     train=train,
     columns=(
         *(lab.accuracy(f"exact_{n}", f"Exact {n}") for n in (24, 48, 96, 192, 384, 768)),

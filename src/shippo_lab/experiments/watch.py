@@ -59,9 +59,8 @@ class WatchConfig(lab.RowConfig):
 SMOKE = WatchConfig(steps=2, num_seeds=1, batch=16, folds=1, trees=3)
 
 
-def rows(base: WatchConfig | None = None) -> tuple[WatchConfig, ...]:
+def rows(base: WatchConfig) -> tuple[WatchConfig, ...]:
     """All classifiers."""
-    base = base or WatchConfig()
     found = (replace(base, name=name, label=label, features=kind) for name, (label, kind) in ROWS.items())
     return tuple(replace(row, networks=3) if row.name == "committee" else row for row in found)
 
@@ -171,17 +170,14 @@ def fit_network(config: WatchConfig, x: np.ndarray, label: np.ndarray, seed: int
     return vote, sum(weight.numel() for weight in model.parameters())
 
 
-def fit_networks(config: WatchConfig, x: np.ndarray, label: np.ndarray, seed: int) -> tuple[Predict, int]:
-    """Train the networks of a row; their common prediction, and their number of parameters."""
+def fit(config: WatchConfig, x: np.ndarray, label: np.ndarray, seed: int) -> tuple[Predict, int]:
+    """Train the forest or the networks of a row; their common prediction, and their parameters: a forest has none to count."""
+    if config.name.startswith("forest"):
+        from sklearn.ensemble import RandomForestClassifier
+
+        return RandomForestClassifier(config.trees, random_state=seed).fit(x, label).predict, 0
     found = [fit_network(config, x, label, seed + 1000 * index) for index in range(config.networks)]
     return lambda test: np.sum([vote(test) for vote, _ in found], axis=0).argmax(-1), sum(size for _, size in found)
-
-
-def fit_forest(config: WatchConfig, x: np.ndarray, label: np.ndarray, seed: int) -> tuple[Predict, int]:
-    """Train a random forest; it has no parameters to count."""
-    from sklearn.ensemble import RandomForestClassifier
-
-    return RandomForestClassifier(config.trees, random_state=seed).fit(x, label).predict, 0
 
 
 def train(config: WatchConfig, seeds: tuple[int, ...], session: lab.Session) -> lab.RowResult:
@@ -190,7 +186,6 @@ def train(config: WatchConfig, seeds: tuple[int, ...], session: lab.Session) -> 
     hop = watch.LENGTH if config.folds == len(FOLDS) else 1000
     x, label, subject, recorded, target, whose, turned = data(config.features, seed, hop)
     right: dict[str, list[np.ndarray]] = {"recorded": [], "turned": []}
-    fit = fit_forest if config.name.startswith("forest") else fit_networks
     size = 0
     for index, fold in enumerate(FOLDS[: config.folds]):
         keep, test = ~np.isin(subject, fold), np.isin(whose, fold)
@@ -214,7 +209,7 @@ def judge(result: lab.Result) -> dict[str, lab.Verdict]:
 EXPERIMENT = lab.Experiment(
     name="watch",
     **lab.described(__doc__),
-    presets={"full": rows, "smoke": partial(rows, SMOKE)},
+    presets={"full": partial(rows, WatchConfig()), "smoke": partial(rows, SMOKE)},
     train=train,
     columns=(lab.accuracy("recorded", "as recorded"), lab.accuracy("turned", "worn differently")),
     judge=judge,

@@ -20,7 +20,7 @@ SHORT = dataclasses.replace(start.SMOKE, name="new", budget={"words": 3, "text":
 @pytest.mark.parametrize("probe", PROBES)
 def test_every_probe_trains_and_scores(probe):
     torch.manual_seed(0)
-    trainee = PROBES[probe]({"d_state": 4}, 0, 4, (6,) if probe == "words" else (24,))
+    trainee = PROBES[probe](dataclasses.replace(start.SMOKE, layer={"d_state": 4}), 0, 4)
     loss, num_tokens = trainee.loss_at(0)
     loss.backward()
     gradients = [parameter.grad for parameter in trainee.model.parameters()]

@@ -8,7 +8,6 @@ With more layers a model begins to replay operations at the query. `docs/results
 the verdicts, stated before the runs.
 """
 
-from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
 
@@ -30,18 +29,15 @@ TOY = MqarConfig(
 
 def rows(base: MqarConfig, *, deep_seeds: int, plain: bool = False) -> tuple[MqarConfig, ...]:
     """Three models with one and with two layers, and, if `plain`, two with one layer and random values."""
-    base = replace(base, right_rate=RIGHT_RATE)
-
-    def make() -> Iterator[MqarConfig]:
-        for depth, seeds in ((1, base.num_seeds), (2, deep_seeds)):
-            for model in ROWS:
-                label = f"{MODELS[model][0]}, {depth} layer{'s' * (depth > 1)}"
-                yield model_row(base, model, name=f"{model}-{depth}", label=label, n_layers=depth, num_seeds=seeds)
-        for model in ("no-right", "struct-split") if plain else ():
-            label = f"{MODELS[model][0]}, 1 layer, plain start"
-            yield model_row(base, model, name=f"{model}-1-plain", label=label, n_layers=1, num_seeds=1, start="plain")
-
-    return tuple(make())
+    base, found = replace(base, right_rate=RIGHT_RATE), []
+    for depth, seeds in ((1, base.num_seeds), (2, deep_seeds)):
+        for model in ROWS:
+            label = f"{MODELS[model][0]}, {depth} layer{'s' * (depth > 1)}"
+            found.append(model_row(base, model, name=f"{model}-{depth}", label=label, n_layers=depth, num_seeds=seeds))
+    for model in ("no-right", "struct-split") if plain else ():
+        label = f"{MODELS[model][0]}, 1 layer, plain start"
+        found.append(model_row(base, model, name=f"{model}-1-plain", label=label, n_layers=1, num_seeds=1, start="plain"))
+    return tuple(found)
 
 
 def train(config: MqarConfig, seeds: tuple[int, ...], session: lab.Session) -> lab.RowResult:

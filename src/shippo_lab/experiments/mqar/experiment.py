@@ -46,9 +46,8 @@ def model_row(base: MqarConfig, model: str, **changes) -> MqarConfig:
     return replace(base, **{"name": model, "label": label, "mixer": mixer, "right": right, "expand": expand} | changes)
 
 
-def rows(base: MqarConfig | None = None) -> tuple[MqarConfig, ...]:
+def rows(base: MqarConfig) -> tuple[MqarConfig, ...]:
     """The paper's six models and the predictor that knows untouched coordinates."""
-    base = base or MqarConfig()
     # torch's GRU gains nothing from products in bfloat16.
     models = [model_row(base, name, **({"precision": "float32"} if name == "gru" else {})) for name in MODELS]
     return (*models, replace(base, name="untouched", label="Untouched coordinates", mixer="untouched", steps=0))

@@ -117,9 +117,7 @@ def build_model(config: MqarConfig, seed: int) -> SequenceModel:
     """The model of a row, a function of configuration and seed: tokens [B, T, 7] -> logits [B, T, 4, 31].
 
     For every row, keys and values start in channels of their own, and the classifiers start as the values they answer with, at
-    a small scale (`EventEmbedding.start_apart`). Chosen on seed 10 by the accuracy of training (2 layers, no right action,
-    length 512; coordinate / exact, mean over steps 26 to 50): all channels shared .053, keys apart from random values
-    .080 / .005, and from characters .096 / .019. `MEMORY_LENGTH` was chosen on the same seed.
+    a small scale (`EventEmbedding.start_apart`). `docs/results/mqar.md` says how that was chosen.
     """
     with torch.random.fork_rng():
         torch.manual_seed(seed)

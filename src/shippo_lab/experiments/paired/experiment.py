@@ -25,9 +25,9 @@ COST = {"solver": 0.1, "none": 1.0, "oracle": 1.7, "learned": 2.5, "selective": 
 """Right action -> time of a training step over that of a row without one."""
 
 
-def rows(base: PairedConfig | None = None) -> tuple[PairedConfig, ...]:
+def rows(base: PairedConfig) -> tuple[PairedConfig, ...]:
     """The ten rows of the paper's two paired tables, as variants of one configuration."""
-    vary = partial(replace, base or PairedConfig())
+    vary = partial(replace, base)
     starts = ("true", "zero", "random")
     return (
         vary(name="solver", label="Oracle solver", right="solver", steps=0),
@@ -81,7 +81,7 @@ def judge(row: lab.FinishedRow, result: lab.Result) -> lab.Verdict:
 EXPERIMENT = lab.Experiment(
     name="paired",
     **lab.described(__doc__),
-    presets={"full": rows, "smoke": partial(rows, SMOKE)},
+    presets={"full": partial(rows, PairedConfig()), "smoke": partial(rows, SMOKE)},
     train=train,
     stack=64,
     columns=(

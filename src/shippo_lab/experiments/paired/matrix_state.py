@@ -33,7 +33,7 @@ SERIES_DEGREE = 10
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PairedConfig(TrainConfig):
-    """A row of the paired diagnostic; defaults are the paper's protocol. A step has `batch` ordinary examples and as many pairs."""
+    """A row of the paired diagnostic; defaults are the paper's. A step has `batch` ordinary examples and as many pairs."""
 
     right: Literal["solver", "none", "oracle", "learned", "selective"] = "none"
     """Where R_t comes from; "solver" is the exact recurrence with nothing to train."""

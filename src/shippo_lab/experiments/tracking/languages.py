@@ -41,9 +41,9 @@ class LanguagesConfig(LayerConfig):
     tokens: int = 1024
 
 
-def rows(base: LanguagesConfig | None = None) -> tuple[LanguagesConfig, ...]:
+def rows(base: LanguagesConfig) -> tuple[LanguagesConfig, ...]:
     """Layers with and without a right action, and others for scale."""
-    return (base or LanguagesConfig()).variants({name: LAYERS[name] for name in ROWS})
+    return base.variants({name: LAYERS[name] for name in ROWS})
 
 
 SMOKE = LanguagesConfig(budget=dict.fromkeys(LANGUAGES, 2), steps=2 * len(LANGUAGES), num_seeds=1, tokens=64, eval_sentences=8)
@@ -86,7 +86,7 @@ def judge(row: lab.FinishedRow, result: lab.Result) -> lab.Verdict | None:
 EXPERIMENT = lab.Experiment(
     name="languages",
     **lab.described(__doc__),
-    presets={"full": rows, "smoke": partial(rows, SMOKE)},
+    presets={"full": partial(rows, LanguagesConfig()), "smoke": partial(rows, SMOKE)},
     train=train,
     columns=tuple(lab.accuracy(name, name) for name in (*LANGUAGES, "average")),
     judge=judge,

@@ -70,9 +70,8 @@ BARE: dict[str, Any] = {"d_conv": 1}
 WIDE: dict[str, Any] = BARE | {"d_model": 60, "group_width": 5}
 
 
-def rows(base: WordsConfig | None = None) -> tuple[WordsConfig, ...]:
+def rows(base: WordsConfig) -> tuple[WordsConfig, ...]:
     """A5 with every layer; then longer training words, fewer elements, and S5, with and without a right action."""
-    base = base or WordsConfig()
     bare = replace(base, layer=BARE, pairs=True, tokens=2 * base.tokens)
     few = replace(bare, train_length=40, steps=base.steps // 3)
     mixed = replace(few, group="S5", layer=WIDE)
@@ -217,7 +216,7 @@ def judge(row: lab.FinishedRow, result: lab.Result) -> lab.Verdict | None:
 EXPERIMENT = lab.Experiment(
     name="words",
     **lab.described(__doc__),
-    presets={"full": rows, "smoke": partial(rows, SMOKE)},
+    presets={"full": partial(rows, WordsConfig()), "smoke": partial(rows, SMOKE)},
     train=train,
     columns=(
         *(lab.accuracy(f"prefix_{n}", f"at {n:,}") for n in LENGTHS),
