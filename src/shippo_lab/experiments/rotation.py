@@ -55,8 +55,13 @@ class RotationConfig(RecallConfig):
     weight_decay: float = 0.0
     eval_lengths: tuple[int, ...] = (24, 48, 96, 192, 384, 768)
 
-    def task(self, seed: int, length: int, num_active: int) -> TransportMQAR:
-        return self.shared(TransportMQAR, library="rotation", length=length, num_active=num_active, rebind=False, seed=seed)
+    def task(self, seed: int, length: int | None = None, num_active: int | None = None) -> TransportMQAR:
+        _, last_length, last_active = self.curriculum[-1]
+        sizes = {"length": length or last_length, "num_active": num_active or last_active}
+        return self.shared(TransportMQAR, library="rotation", rebind=False, seed=seed, **sizes)
+
+    def task_at(self, seed: int, step: int) -> TransportMQAR:
+        return self.task(seed, *stage(self.curriculum, step, self.steps))
 
 
 # Every event is one token, so a convolution could only learn pairs of events by heart.
@@ -72,7 +77,7 @@ class RotationMemory(Mixer[Tensor]):
     def __init__(self, config: RotationConfig) -> None:
         super().__init__(d_model=3 + WIDTH)
         groups, order = config.num_groups, config.d_state
-        self.num_operations = config.task(0, 1, 1).num_operations
+        self.num_operations = config.task(0).num_operations
         num_types = self.num_operations + 2
         self.family = get_family(config.right, WIDTH)
         self.value = nn.Embedding(MODULUS + 1, groups, padding_idx=MODULUS)
@@ -185,26 +190,15 @@ def train(config: RotationConfig, seeds: tuple[int, ...], session: lab.Session) 
     with torch.random.fork_rng():
         torch.manual_seed(seed)
         layer = config.layer
-        model = RotationModel(config) if layer is None else general_model(layer, config.task(seed, 1, 1))
+        model = RotationModel(config) if layer is None else general_model(layer, config.task(seed))
 
-    def loss_of(events: Events) -> Tensor:
+    def loss_of(model: Any, events: Events) -> Tensor:
         penalty = model.memory.distance_from_isometry() if isinstance(model, RotationModel) else 0.0
         return query_loss(model, events) + config.isometry * penalty
 
-    last_length, last_active = config.curriculum[-1][1:]
-    task_of = partial(config.task, seed, num_active=last_active)
-    result = train_recall(
-        model,
-        config,
-        session,
-        train_task=lambda step: config.task(seed, *stage(config.curriculum, step, config.steps)),
-        task_of=task_of,
-        train_length=last_length,
-        loss_of=loss_of,
-        rate=held_rate(config.steps, 0.5, WARM_UP),
-    )
+    result = train_recall(model, config, seed, session, loss_of, held_rate(config.steps, 0.5, WARM_UP))
     with identity_right(model):
-        add_scores(result, scores_of_lengths(config, task_of, model), "identity_")
+        add_scores(result, scores_of_lengths(config, seed, model), "identity_")
     return result
 
 

@@ -9,7 +9,6 @@ Time: about 25 minutes on two cores, by the times of its parts
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from functools import partial
 from typing import Any
 
 import torch.nn.functional as F
@@ -17,7 +16,7 @@ from torch import Tensor, nn
 
 from shippo_lab.experiments.mqar.scoring import query_loss
 from shippo_lab.experiments.rotation import RotationConfig, general_model
-from shippo_lab.experiments.tracking.curriculum import LayerConfig, held_rate, stage, word_loss
+from shippo_lab.experiments.tracking.curriculum import LayerConfig, held_rate, word_loss
 from shippo_lab.harness import experiment as lab
 from shippo_lab.harness.training import Trainee, fit_each
 from shippo_lab.tasks.plain_mqar import MQAR
@@ -26,8 +25,6 @@ from shippo_lab.tasks.text import TextTask
 from shippo_lab.tasks.words import WordTask
 from shippo_ssm.layers import PAPER_GEOMETRY, PAPER_START
 
-# Keys, curriculum and batch of quarter turns.
-TURNS = RotationConfig()
 BUDGET = {"recall": 300, "turns": 200, "words": 500, "text": 100}
 
 
@@ -84,17 +81,17 @@ def words(config: StartConfig, seed: int, steps: int) -> Trainee:
 
 def turns(config: StartConfig, seed: int, steps: int) -> Trainee:
     """Recall of values that quarter turns have moved: one layer of width 128."""
-    task = partial(TURNS.task, seed)
-    model = general_model(config.layer, task(8, 1))
+    protocol = RotationConfig(steps=steps)
+    model = general_model(config.layer, protocol.task(seed))
 
     def loss_at(step: int) -> tuple[Tensor, int]:
-        events = task(*stage(TURNS.curriculum, step, steps)).batch(range(TURNS.batch * step, TURNS.batch * (step + 1)))
+        events = protocol.task_at(seed, step).batch(range(protocol.batch * step, protocol.batch * (step + 1)))
         return query_loss(model, events), events.kind.numel()
 
     def score() -> dict[str, float]:
         found: dict[str, float] = {}
         for n in config.turn_lengths:
-            scores = task(n, TURNS.curriculum[-1][2]).evaluate(model, max(64, 16384 // n), 32)
+            scores = protocol.task(seed, n).evaluate(model, max(64, 16384 // n), 32)
             found |= {f"turns_{n}": scores.exact, f"turns_coordinate_{n}": scores.coordinate}
         return found
 

@@ -13,7 +13,7 @@ from shippo_lab.experiments import get, suffix
 from shippo_lab.experiments.mqar import experiment as mqar
 from shippo_lab.experiments.mqar.ceilings import ceilings
 from shippo_lab.experiments.mqar.model import EventEmbedding, MqarConfig, build_model
-from shippo_lab.experiments.mqar.scoring import query_loss
+from shippo_lab.experiments.mqar.scoring import query_loss, train_recall
 from shippo_lab.harness import training
 from shippo_lab.harness.experiment import Session, paper_numbers
 from shippo_lab.harness.runner import run
@@ -236,7 +236,7 @@ def test_suffix_scores_the_weights_that_were_trained(smoke_runs):
     # Trained here and now, the same model comes out.
     row = next(row for row in mqar.rows(mqar.SMOKE) if row.name == "struct-split")
     fresh = build_model(row, 0)
-    mqar.train_model(fresh, row, 0, Session())
+    train_recall(fresh, row, 0, Session())
     loaded = suffix.trained_model(suffix.rows("smoke")[0], 0).state_dict()
     for name, tensor in fresh.state_dict().items():
         assert torch.equal(tensor, loaded[name])

@@ -108,6 +108,9 @@ def test_curriculum_and_rate():
     config = RotationConfig(steps=1000)
     stages = [stage(config.curriculum, step, config.steps) for step in (0, 149, 150, 299, 300, 999)]
     assert stages == [(8, 1)] * 2 + [(12, 2)] * 2 + [(24, 3)] * 2
+    last = config.task_at(0, 999)
+    assert last == config.task(0)
+    assert (last.length, last.num_active) == (24, 3)
     rate = held_rate(config.steps, 0.5, WARM_UP)
     assert rate(0) == pytest.approx(1 / 50)
     assert rate(300) == 1.0

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from shippo_lab.experiments import start
-from shippo_lab.experiments.start import PROBES, TURNS
+from shippo_lab.experiments.start import PROBES
 from shippo_lab.experiments.tracking.curriculum import held_rate, stage, word_stages
 from shippo_lab.harness.experiment import FinishedRow, Result, Session
 from shippo_ssm.layers import PAPER_GEOMETRY
@@ -63,7 +63,6 @@ def test_rows_change_what_they_say():
 
 def test_stages_and_rate():
     assert [stage(word_stages(16), step, 100) for step in (0, 20, 40, 99)] == [(2, 3), (2, 6), (2, 16), (8, 16)]
-    assert stage(TURNS.curriculum, 99, 100) == (24, 3)
     assert held_rate(1000)(0) == pytest.approx(1 / 50)
     assert held_rate(1000)(200) == 1.0
     assert held_rate(1000)(999) == pytest.approx(0.0, abs=1e-5)

@@ -11,10 +11,10 @@ the verdicts, stated before the runs.
 from dataclasses import replace
 from functools import partial
 
-from shippo_lab.experiments.mqar.experiment import MODELS, PAPER, SMOKE, columns, cost, model_row, train_model
+from shippo_lab.experiments.mqar.experiment import MODELS, PAPER, SMOKE, columns, cost, model_row
 from shippo_lab.experiments.mqar.figures import depth_figure
 from shippo_lab.experiments.mqar.model import MqarConfig, build_model
-from shippo_lab.experiments.mqar.scoring import add_scores, scores_of_lengths
+from shippo_lab.experiments.mqar.scoring import add_scores, scores_of_lengths, train_recall
 from shippo_lab.harness import experiment as lab
 from shippo_lab.harness.training import products_in
 from shippo_ssm.layers import identity_right, zero_right_suffix
@@ -44,9 +44,9 @@ def train(config: MqarConfig, seeds: tuple[int, ...], session: lab.Session) -> l
     """Train one seed of a row; score a one-layer split model with and without its right action."""
     (seed,) = seeds
     model = build_model(config, seed)
-    result = train_model(model, config, seed, session)
+    result = train_recall(model, config, seed, session)
     if config.right == "split" and config.n_layers == 1:
-        scores = scores_of_lengths(config, partial(config.task, seed), model)
+        scores = scores_of_lengths(config, seed, model)
         for prefix, intervention in (("zeroed_", zero_right_suffix), ("identity_", identity_right)):
             with intervention(model), products_in(config.precision):
                 add_scores(result, scores, prefix)

@@ -16,10 +16,10 @@ import torch
 from shippo_lab.experiments.mqar.ceilings import ceilings
 from shippo_lab.experiments.mqar.figures import mqar_figure
 from shippo_lab.experiments.mqar.model import MqarConfig, build_model, weights_folder
-from shippo_lab.experiments.mqar.scoring import flatten_scores, query_loss, scores_of_lengths, train_recall
+from shippo_lab.experiments.mqar.scoring import flatten_scores, scores_of_lengths, train_recall
 from shippo_lab.harness import experiment as lab
 from shippo_lab.tasks.mqar import MODULUS, WIDTH
-from shippo_ssm.models import SequenceModel, save_checkpoint
+from shippo_ssm.models import save_checkpoint
 
 LENGTHS = (128, 512, 2048, 4096)
 PAPER = MqarConfig(precision="auto")
@@ -58,27 +58,13 @@ def cost(config: MqarConfig) -> float:
     return COST[config.right if config.mixer == "shippo" else config.mixer]
 
 
-def train_model(model: SequenceModel, config: MqarConfig, seed: int, session: lab.Session) -> lab.RowResult:
-    """Train a model in place and score it at all lengths."""
-    return train_recall(
-        model,
-        config,
-        session,
-        train_task=lambda step: config.task(seed),
-        task_of=partial(config.task, seed),
-        train_length=config.length,
-        loss_of=lambda events: query_loss(model, events),
-        right_rate=config.right_rate,
-    )
-
-
 def train(config: MqarConfig, seeds: tuple[int, ...], session: lab.Session) -> lab.RowResult:
     """Train one seed of a row, score it at all lengths, and keep its weights in the run's folder."""
     (seed,) = seeds
     if config.mixer == "untouched":
         return _untouched(config, seed)
     model = build_model(config, seed)
-    result = train_model(model, config, seed, session)
+    result = train_recall(model, config, seed, session)
     if session.checkpoint is not None:
         folder = weights_folder(session.checkpoint.parents[1], config.name, seed)
         save_checkpoint(model, folder, notes={"row": config.name, "seed": seed, "steps": config.steps})
@@ -87,14 +73,14 @@ def train(config: MqarConfig, seeds: tuple[int, ...], session: lab.Session) -> l
 
 def _untouched(config: MqarConfig, seed: int) -> lab.RowResult:
     """The predictor's accuracies under the names of a model's, beside those of other predictors (`ceilings.py`)."""
-    blank, task_of = torch.zeros(1).expand(WIDTH, MODULUS), partial(config.task, seed)
-    parts = scores_of_lengths(config, task_of, lambda tokens: blank.expand(*tokens.shape[:-1], -1, -1))
+    blank = torch.zeros(1).expand(WIDTH, MODULUS)
+    parts = scores_of_lengths(config, seed, lambda tokens: blank.expand(*tokens.shape[:-1], -1, -1))
     metrics, profiles = (
         {name.removeprefix("untouched_"): numbers for name, numbers in found.items() if name.startswith("untouched_")}
         for found in flatten_scores({length: score() for length, score in parts.items()})
     )
     for length in config.eval_lengths:
-        metrics |= {name: [number] for name, number in ceilings(task_of(length), config.eval_examples).items()}
+        metrics |= {name: [number] for name, number in ceilings(config.task(seed, length), config.eval_examples).items()}
     return lab.RowResult(metrics, {"step": [], **profiles})
 
 

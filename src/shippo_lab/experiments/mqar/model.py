@@ -35,8 +35,6 @@ class MqarConfig(RecallConfig):
     answered ("unit", see `build_model`); or the same with random values, which know nothing of F_31 ("plain")."""
     bounded: bool = True
     """Hold the norm of right actions at 1."""
-    right_rate: float = 1.0
-    """Learning rate of right actions over that of the rest."""
     mixer: str = "shippo"
     """A mixer of `SequenceModel`, or "untouched" for the predictor that has nothing to train."""
     right: str = "none"
@@ -53,8 +51,10 @@ class MqarConfig(RecallConfig):
     num_seeds: int = 3
 
     def task(self, seed: int, length: int | None = None) -> TransportMQAR:
-        """The task at a length, by default that of training."""
         return self.shared(TransportMQAR, length=length or self.length, seed=seed)
+
+    def task_at(self, seed: int, step: int) -> TransportMQAR:
+        return self.task(seed)
 
     @property
     def geometry(self) -> SequenceConfig:
