@@ -34,9 +34,8 @@ INTERVENTIONS: dict[str, tuple[str, Callable[[nn.Module], AbstractContextManager
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SuffixConfig(MqarConfig):
-    """A row: the configuration that the weights were trained with, and the intervention."""
+    """A row: the configuration that the weights were trained with; its name is that of the intervention."""
 
-    intervention: str = "normal"
     preset: str = "paper"
     """The preset of `mqar` whose weights are used."""
 
@@ -45,7 +44,7 @@ def rows(preset: str) -> tuple[SuffixConfig, ...]:
     """The three interventions on the StructGen-Split of a preset of `mqar`."""
     trained = next(row for row in mqar.EXPERIMENT.rows(preset) if row.name == ROW)
     return tuple(
-        replace(trained.shared(SuffixConfig), name=name, label=label, intervention=name, preset=preset)
+        replace(trained.shared(SuffixConfig), name=name, label=label, preset=preset)
         for name, (label, _) in INTERVENTIONS.items()
     )
 
@@ -68,7 +67,7 @@ def train(config: SuffixConfig, seeds: tuple[int, ...], session: lab.Session) ->
     (seed,) = seeds
     model = trained_model(config, seed)
     parts, known = scores_of_lengths(config, seed, model), {}
-    with INTERVENTIONS[config.intervention][1](model), products_in(config.precision):
+    with INTERVENTIONS[config.name][1](model), products_in(config.precision):
         for length, score in parts.items():
             known[length] = score()
             session.report(len(known), len(parts))

@@ -45,7 +45,6 @@ class PairedConfig(TrainConfig):
     width: int = 4
     d_state: int = 16
     num_generators: int = 2
-    coef_range: float = 0.5
     pair_weight: float = 5.0
     eval_batches: int = 16
     audit_examples: int = 0

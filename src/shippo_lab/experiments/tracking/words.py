@@ -124,11 +124,8 @@ def train(config: WordsConfig, seeds: tuple[int, ...], session: lab.Session) -> 
     if has_right and config.elements == "all":
         scores["learned"] = partial(learned.report, model, task)
     loss_at, rate = word_loss(model, task, config.steps, config.tokens, config.pairs), held_rate(config.steps)
-
-    def evaluate() -> dict[str, float]:
-        return {"prefix": task.evaluate(model, 64).prefix}
-
-    curves, known, notes = fit(config, session, Trainee(model, loss_at, scores, rate, evaluate))
+    trainee = Trainee(model, loss_at, scores, rate, lambda: {"prefix": task.evaluate(model, 64).prefix})
+    curves, known, notes = fit(config, session, trainee)
     close, far = (np.array(known[name]["by_position"]) for name in ("near", "far"))
     metrics = {f"prefix_{n}": float((close if n <= near else far)[:n].mean()) for n in config.lengths}
     metrics[f"last_{PUBLISHED}"] = float(close[PUBLISHED - 1])
