@@ -53,9 +53,6 @@ class MqarConfig(RecallConfig):
     def task(self, seed: int, length: int | None = None) -> TransportMQAR:
         return self.shared(TransportMQAR, length=length or self.length, seed=seed)
 
-    def task_at(self, seed: int, step: int) -> TransportMQAR:
-        return self.task(seed)
-
     @property
     def geometry(self) -> SequenceConfig:
         """The model's: the paper's layers, and four classifiers of 31 classes."""
