@@ -153,9 +153,8 @@ def _select(only: str | Sequence[str]) -> list[str]:
     for part in parts:
         if not any(part in name for name in CHECKS):
             close = ", ".join(difflib.get_close_matches(part, CHECKS, 3, 0.4) or list(CHECKS)[:3])
-            raise ValueError(
-                f"verify: `only` is {part!r}; expected a part of a key of shippo_lab.theory.CHECKS, such as {close}"
-            )
+            expected = f"expected a part of the name of a check (the keys of shippo_lab.theory.CHECKS), such as {close}"
+            raise ValueError(f"verify: `only` is {part!r}; {expected}")
     return [name for name in CHECKS if not parts or any(part in name for part in parts)]
 
 
