@@ -23,7 +23,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from shippo_lab.experiments.start import turns, words
+from shippo_lab.experiments.start import PROBES, StartConfig
 from shippo_lab.experiments.tracking import plain_mqar
 from shippo_lab.experiments.tracking import words as tracking
 from shippo_lab.experiments.tracking.curriculum import held_rate
@@ -116,14 +116,14 @@ def run(probe: str, layer: dict[str, Any], seed: int) -> dict[str, float]:
         found = plain_mqar.train(config, (seed,), Session())
         return {key: values[0] for key, values in found.metrics.items()} | {"parameters": found.notes["parameters"]}
     if probe == "tracking":
-        found = tracking.train(replace(tracking.rows()[0], layer=layer), (seed,), Session())
+        found = tracking.train(replace(tracking.EXPERIMENT.rows()[0], layer=layer), (seed,), Session())
         return {key: values[0] for key, values in found.metrics.items()}
     torch.manual_seed(seed)
     steps = STEPS[probe]
     if probe == "text":
         return fit(text(layer, seed, steps), steps)
-    make, lengths = (words, (16, 64, 256, 1024)) if probe == "words" else (turns, (24, 96, 768))
-    return fit(make(layer, seed, steps, lengths), steps)
+    config = StartConfig(layer=layer, word_lengths=(16, 64, 256, 1024), turn_lengths=(24, 96, 768))
+    return fit(PROBES[probe](config, seed, steps), steps)
 
 
 def main() -> None:

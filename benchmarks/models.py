@@ -32,12 +32,12 @@ _TOLERANCE = 1e-3
 
 def make_model(name: str, **changes: Any) -> SequenceModel:
     """A model of the paper's comparison by name, from a fixed seed, with `changes` to its configuration."""
-    from shippo_lab.experiments.mqar.experiment import rows
+    from shippo_lab.experiments.mqar.experiment import PAPER, rows
     from shippo_lab.experiments.mqar.model import EventEmbedding
     from shippo_lab.tasks.mqar import TransportMQAR
     from shippo_ssm.models import SequenceModel
 
-    config = replace(next(row.geometry for row in rows() if row.label == name), **changes)
+    config = replace(next(row.geometry for row in rows(PAPER) if row.label == name), **changes)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         return SequenceModel(config, embedding=EventEmbedding(TransportMQAR(), config.d_model))

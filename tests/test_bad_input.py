@@ -704,9 +704,7 @@ def entry_runs() -> Iterator[Bad]:
         yield resumed(f"{wrong} seeds", {"manifest.json": MANIFEST | {"configs": [row]}}, "`num_seeds`")
     for content in ({}, [], "{", {"seconds": 1.0, "metrics": {}, "curves": [], "notes": {}}):
         yield resumed(f"a unit is {content!r}", {"units/no-right-r1.s0-s1.json": content}, "no-right-r1.s0-s1.json")
-    yield resumed(
-        "a checkpoint is text", {"checkpoints/no-right-r1.s0-s1.safetensors": "nothing"}, "no-right-r1.s0-s1.safetensors"
-    )
+    yield resumed("a checkpoint is text", {"checkpoints/no-right-r1.s0-s1.pt": "nothing"}, "no-right-r1.s0-s1.pt")
 
 
 def entry_results() -> Iterator[Bad]:

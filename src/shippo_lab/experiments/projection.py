@@ -8,8 +8,7 @@ Time: about 2 hours on two cores
 
 with learned b_j, E_j and O. R_t is the identity, the task's own, or exp(sqrt(epsilon) sum_k rho_k A_k) with learned A_k
 that start at the true generators. L is fixed, so it moves into the write vectors: H_T = sum_t (L^{T-t} b_j) (E_j^T
-f_t)^T R_{t+1} .. R_T is the last state of `transport_scan` with left factor one. Paper: tab:transported-projection,
-auxiliary evidence.
+f_t)^T R_{t+1} .. R_T is the last state of `transport_scan` with left factor one. Paper: tab:transported-projection.
 """
 
 import math
@@ -152,9 +151,8 @@ class Projection:
 SMOKE = ProjectionConfig(steps=20, num_seeds=2, batch=8, eval_batches=2, eval_every=10, length=32)
 
 
-def rows(base: ProjectionConfig | None = None) -> tuple[ProjectionConfig, ...]:
+def rows(base: ProjectionConfig) -> tuple[ProjectionConfig, ...]:
     """The three rows of the paper's table."""
-    base = base or ProjectionConfig()
     return (
         replace(base, name="no-right", label="No-right r = 4"),
         replace(base, name="learned-true", label="SHiPPO learned R (true start)", right="learned"),
@@ -179,7 +177,7 @@ def judge(row: lab.FinishedRow, result: lab.Result) -> lab.Verdict | None:
 EXPERIMENT = lab.Experiment(
     name="projection",
     **lab.described(__doc__),
-    presets={"full": rows, "smoke": partial(rows, SMOKE)},
+    presets={"full": partial(rows, ProjectionConfig()), "smoke": partial(rows, SMOKE)},
     train=train,
     columns=(
         lab.Column(key="nmse", label="Eval NMSE"),

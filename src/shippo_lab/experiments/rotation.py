@@ -7,8 +7,7 @@ Time: 11 minutes on two cores
 A quarter turn is (a, b) -> (-b, a), and -a in F_31 is 31 - a: an odd embedding e: F_31 -> R^G is learned, one for all
 coordinates; coordinate j is written into column j of every group. Write and read vectors [G, N] per key are equal at
 the start. The controller is a table over event types (13 operations, BIND, QUERY): a step [G] and the coordinates of a
-right action [G, K]. The general rows are a default `Shippo` layer between an embedding and a classifier that know which
-channels hold a value. `docs/results/rotation.md` has the loss and how the recipe was chosen.
+right action [G, K]. `docs/results/rotation.md` has the general rows, the loss and how the recipe was chosen.
 """
 
 import math
@@ -22,7 +21,7 @@ from torch import Tensor, nn
 
 from shippo_lab.experiments.mqar.figures import rotation_figure
 from shippo_lab.experiments.mqar.scoring import RecallConfig, add_scores, query_loss, scores_of_lengths, train_recall
-from shippo_lab.experiments.tracking.curriculum import stage
+from shippo_lab.experiments.tracking.curriculum import WARM_UP, held_rate, stage
 from shippo_lab.harness import experiment as lab
 from shippo_lab.tasks.mqar import BIND, MODULUS, OP, WIDTH, Events, TransportMQAR
 from shippo_ssm.actions import get_family
@@ -54,11 +53,15 @@ class RotationConfig(RecallConfig):
     batch: int = 64
     learning_rate: float = 3e-3
     weight_decay: float = 0.0
-    eval_every: int = 250
     eval_lengths: tuple[int, ...] = (24, 48, 96, 192, 384, 768)
 
-    def task(self, seed: int, length: int, num_active: int) -> TransportMQAR:
-        return self.shared(TransportMQAR, library="rotation", length=length, num_active=num_active, rebind=False, seed=seed)
+    def task(self, seed: int, length: int | None = None, num_active: int | None = None) -> TransportMQAR:
+        _, last_length, last_active = self.curriculum[-1]
+        sizes = {"length": length or last_length, "num_active": num_active or last_active}
+        return self.shared(TransportMQAR, library="rotation", rebind=False, seed=seed, **sizes)
+
+    def task_at(self, seed: int, step: int) -> TransportMQAR:
+        return self.task(seed, *stage(self.curriculum, step, self.steps))
 
 
 # Every event is one token, so a convolution could only learn pairs of events by heart.
@@ -74,7 +77,7 @@ class RotationMemory(Mixer[Tensor]):
     def __init__(self, config: RotationConfig) -> None:
         super().__init__(d_model=3 + WIDTH)
         groups, order = config.num_groups, config.d_state
-        self.num_operations = config.task(0, 1, 1).num_operations
+        self.num_operations = config.task(0).num_operations
         num_types = self.num_operations + 2
         self.family = get_family(config.right, WIDTH)
         self.value = nn.Embedding(MODULUS + 1, groups, padding_idx=MODULUS)
@@ -135,13 +138,13 @@ class RotationModel(nn.Module):
 class TurnEmbedding(nn.Module):
     """tokens [.., 7] -> [.., d_model]: a value's coordinates side by side in one half; type, key and operation in the other."""
 
-    def __init__(self, num_operations: int, num_keys: int, d_model: int) -> None:
+    def __init__(self, task: TransportMQAR, d_model: int) -> None:
         super().__init__()
         half = d_model // 2
         self.value = nn.Embedding(MODULUS + 1, half // WIDTH, padding_idx=MODULUS)
         self.kind = nn.Embedding(3, half)
-        self.key = nn.Embedding(num_keys + 1, half, padding_idx=num_keys)
-        self.operation = nn.Embedding(num_operations + 1, half, padding_idx=num_operations)
+        self.key = nn.Embedding(task.num_keys + 1, half, padding_idx=task.num_keys)
+        self.operation = nn.Embedding(task.num_operations + 1, half, padding_idx=task.num_operations)
 
     def forward(self, tokens: Tensor) -> Tensor:
         kind, key, operation, value = tokens[..., 0], tokens[..., 1], tokens[..., 2], tokens[..., 3:]
@@ -161,19 +164,17 @@ class TurnHead(nn.Module):
         return self.proj(features[..., : self.width].unflatten(-1, (-1, WIDTH)).mT)
 
 
-def general_model(layer: dict[str, Any], num_operations: int, num_keys: int) -> SequenceModel:
+def general_model(layer: dict[str, Any], task: TransportMQAR) -> SequenceModel:
     """tokens [B, T, 7] -> logits [B, T, 4, 31]: one `Shippo` layer of width 128."""
     geometry = SequenceConfig(d_model=128, n_layers=1, expand=1, **layer)
-    embedding = TurnEmbedding(num_operations, num_keys, geometry.d_model)
-    return SequenceModel(geometry, embedding=embedding, head=TurnHead(geometry.d_model))
+    return SequenceModel(geometry, embedding=TurnEmbedding(task, geometry.d_model), head=TurnHead(geometry.d_model))
 
 
 SMOKE = RotationConfig(steps=20, num_seeds=2, batch=8, eval_every=10, curve_examples=8, eval_examples=8, eval_lengths=(24, 48))
 
 
-def rows(base: RotationConfig | None = None) -> tuple[RotationConfig, ...]:
+def rows(base: RotationConfig) -> tuple[RotationConfig, ...]:
     """Two right-action families and none; then the general layer, with and without its right action."""
-    base = base or RotationConfig()
     labels = {"split": "Split flow", "dense": "Dense exponential", "none": "No right action"}
     general = replace(base, steps=3 * base.steps // 2, isometry=0.0)
     return (
@@ -183,39 +184,21 @@ def rows(base: RotationConfig | None = None) -> tuple[RotationConfig, ...]:
     )
 
 
-def rate(config: RotationConfig, step: int) -> float:
-    """Warm-up over 50 steps, one until half of the steps, then a cosine to zero."""
-    late = max(0.0, 2 * (step + 1) / config.steps - 1)
-    return min(1.0, (step + 1) / 50) * 0.5 * (1 + math.cos(math.pi * late))
-
-
 def train(config: RotationConfig, seeds: tuple[int, ...], session: lab.Session) -> lab.RowResult:
     """Train one seed of a row, and score it with and without its right action."""
     (seed,) = seeds
     with torch.random.fork_rng():
         torch.manual_seed(seed)
-        operations = config.task(seed, 1, 1).num_operations
         layer = config.layer
-        model = RotationModel(config) if layer is None else general_model(layer, operations, config.num_keys)
+        model = RotationModel(config) if layer is None else general_model(layer, config.task(seed))
 
-    def loss_of(events: Events) -> Tensor:
+    def loss_of(model: Any, events: Events) -> Tensor:
         penalty = model.memory.distance_from_isometry() if isinstance(model, RotationModel) else 0.0
         return query_loss(model, events) + config.isometry * penalty
 
-    last_length, last_active = config.curriculum[-1][1:]
-    task_of = partial(config.task, seed, num_active=last_active)
-    result = train_recall(
-        model,
-        config,
-        session,
-        train_task=lambda step: config.task(seed, *stage(config.curriculum, step, config.steps)),
-        task_of=task_of,
-        train_length=last_length,
-        loss_of=loss_of,
-        rate=partial(rate, config),
-    )
+    result = train_recall(model, config, seed, session, loss_of, held_rate(config.steps, 0.5, WARM_UP))
     with identity_right(model):
-        add_scores(result, scores_of_lengths(config, task_of, model), "identity_")
+        add_scores(result, scores_of_lengths(config, seed, model), "identity_")
     return result
 
 
@@ -234,7 +217,7 @@ def judge(row: lab.FinishedRow, result: lab.Result) -> lab.Verdict:
 EXPERIMENT = lab.Experiment(
     name="rotation",
     **lab.described(__doc__),
-    presets={"full": rows, "smoke": partial(rows, SMOKE)},
+    presets={"full": partial(rows, RotationConfig()), "smoke": partial(rows, SMOKE)},
     train=train,
     columns=(
         *(lab.accuracy(f"exact_{n}", f"Exact {n}") for n in (24, 48, 96, 192, 384, 768)),

@@ -4,9 +4,7 @@ Claim: The default layer learns to multiply in A5 and to recall through turns; o
 Protocol: four probes, AdamW 3e-3, 3 seeds; 9 starts for 100 to 500 steps; words for 4,500 and turns for 3,000 to the end
 Time: about 25 minutes on two cores, by the times of its parts
 
-Models are default `SequenceModel`s, with a staggered convolution in `recall` and `text`, where adjacent tokens matter.
-Training is without weight decay, with warm-up, a constant rate, then a cosine to zero. Recipes were chosen on seeds 10,
-11 and 12.
+`docs/results/start.md` has the protocol and how the recipes were chosen.
 """
 
 from collections.abc import Callable
@@ -17,29 +15,35 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from shippo_lab.experiments.mqar.scoring import query_loss
-from shippo_lab.experiments.rotation import general_model
-from shippo_lab.experiments.tracking.curriculum import LayerConfig, held_rate, stage, word_loss
+from shippo_lab.experiments.rotation import RotationConfig, general_model
+from shippo_lab.experiments.tracking.curriculum import LayerConfig, held_rate, word_loss
 from shippo_lab.harness import experiment as lab
 from shippo_lab.harness.training import Trainee, fit_each
-from shippo_lab.tasks.mqar import TransportMQAR
 from shippo_lab.tasks.plain_mqar import MQAR
 from shippo_lab.tasks.streams import NO_TARGET
 from shippo_lab.tasks.text import TextTask
 from shippo_lab.tasks.words import WordTask
 from shippo_ssm.layers import PAPER_GEOMETRY, PAPER_START
-from shippo_ssm.models import SequenceConfig, SequenceModel
 
-# Quarter turns: keys, (until this fraction of the steps, events, active keys), and examples per step.
-NUM_KEYS, TURN_BATCH = 256, 64
-TURN_STAGES = ((0.15, 8, 1), (0.3, 12, 2), (1.0, 24, 3))
+BUDGET = {"recall": 300, "turns": 200, "words": 500, "text": 100}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StartConfig(LayerConfig):
+    """A row: a start, and the probes it is tried on."""
+
+    budget: dict[str, int] = field(default_factory=lambda: dict(BUDGET))
+    """Probe -> training steps."""
+    word_lengths: tuple[int, ...] = (6, 16)
+    turn_lengths: tuple[int, ...] = (24,)
+    steps: int = sum(BUDGET.values())
 
 
 def token_probe(
-    task: Any, layer: dict[str, Any], steps: int, batch: int, score: Callable[[nn.Module], dict[str, float]]
+    config: StartConfig, task: Any, steps: int, batch: int, score: Callable[[nn.Module], dict[str, float]]
 ) -> Trainee:
     """Two layers of width 64 on a token task."""
-    geometry = {"d_model": 64, "n_layers": 2, "vocab_size": task.vocab_size, "conv_init": "staggered"}
-    model = SequenceModel(SequenceConfig(**geometry | layer))
+    model = config.model(task.seed, d_model=64, n_layers=2, vocab_size=task.vocab_size, conv_init="staggered")
 
     def loss_at(step: int) -> tuple[Tensor, int]:
         tokens, target = task.batch(range(batch * step, batch * (step + 1)))
@@ -48,58 +52,53 @@ def token_probe(
     return Trainee(model, loss_at, {"end": lambda: score(model)}, held_rate(steps))
 
 
-def recall(layer: dict[str, Any], seed: int, steps: int, lengths: tuple[int, ...]) -> Trainee:
+def recall(config: StartConfig, seed: int, steps: int) -> Trainee:
     """Plain associative recall: 32 tokens, 4 pairs of 31 keys and 32 values."""
     task = MQAR(vocab_size=64, length=32, num_pairs=4, seed=seed)
-    return token_probe(task, layer, steps, 32, lambda model: {"recall": task.evaluate(model, 256, 64)})
+    return token_probe(config, task, steps, 32, lambda model: {"recall": task.evaluate(model, 256, 64)})
 
 
-def text(layer: dict[str, Any], seed: int, steps: int, lengths: tuple[int, ...]) -> Trainee:
+def text(config: StartConfig, seed: int, steps: int) -> Trainee:
     """The next byte of Python's own documentation, 128 at a time."""
     task = TextTask(length=128, seed=seed)
 
     def score(model: nn.Module) -> dict[str, float]:
         return {"text": task.evaluate(model, 64, split="test").bits_per_character}
 
-    return token_probe(task, layer, steps, 16, score)
+    return token_probe(config, task, steps, 16, score)
 
 
-def words(layer: dict[str, Any], seed: int, steps: int, lengths: tuple[int, ...]) -> Trainee:
+def words(config: StartConfig, seed: int, steps: int) -> Trainee:
     """Products of elements of A5 at every position: one layer of width 64."""
     task = WordTask(group="A5", length=16, seed=seed)
-    model = SequenceModel(SequenceConfig(d_model=64, n_layers=1, vocab_size=task.vocab_size, **layer))
+    model = config.model(seed, d_model=64, n_layers=1, vocab_size=task.vocab_size)
 
     def score() -> dict[str, float]:
-        return {f"words_{n}": task.evaluate(model, max(32, 8192 // n), 32, length=n).prefix for n in lengths}
+        return {f"words_{n}": task.evaluate(model, max(32, 8192 // n), 32, length=n).prefix for n in config.word_lengths}
 
     return Trainee(model, word_loss(model, task, steps), {"end": score}, held_rate(steps))
 
 
-def turns(layer: dict[str, Any], seed: int, steps: int, lengths: tuple[int, ...]) -> Trainee:
+def turns(config: StartConfig, seed: int, steps: int) -> Trainee:
     """Recall of values that quarter turns have moved: one layer of width 128."""
-
-    def task(length: int, num_active: int) -> TransportMQAR:
-        return TransportMQAR(library="rotation", length=length, num_active=num_active, rebind=False, seed=seed)
-
-    model = general_model(layer, task(8, 1).num_operations, NUM_KEYS)
+    protocol = RotationConfig(steps=steps)
+    model = general_model(config.layer, protocol.task(seed))
 
     def loss_at(step: int) -> tuple[Tensor, int]:
-        events = task(*stage(TURN_STAGES, step, steps)).batch(range(TURN_BATCH * step, TURN_BATCH * (step + 1)))
+        events = protocol.task_at(seed, step).batch(range(protocol.batch * step, protocol.batch * (step + 1)))
         return query_loss(model, events), events.kind.numel()
 
     def score() -> dict[str, float]:
         found: dict[str, float] = {}
-        for n in lengths:
-            scores = task(n, TURN_STAGES[-1][2]).evaluate(model, max(64, 16384 // n), 32)
+        for n in config.turn_lengths:
+            scores = protocol.task(seed, n).evaluate(model, max(64, 16384 // n), 32)
             found |= {f"turns_{n}": scores.exact, f"turns_coordinate_{n}": scores.coordinate}
         return found
 
     return Trainee(model, loss_at, {"end": score}, held_rate(steps, 0.5))
 
 
-Probe = Callable[[dict[str, Any], int, int, tuple[int, ...]], Trainee]
-PROBES: dict[str, Probe] = {"recall": recall, "turns": turns, "words": words, "text": text}
-BUDGET = {"recall": 300, "turns": 200, "words": 500, "text": 100}
+PROBES = {"recall": recall, "turns": turns, "words": words, "text": text}
 # Row -> label, and what is changed of the start.
 VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "new": ("New start (orthogonal)", {}),
@@ -114,19 +113,6 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
 }
 # Row -> label and steps of what is trained to the end.
 SOLVED = {"words": ("A5 words, to the end", 4500), "turns": ("Quarter turns, to the end", 3000)}
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class StartConfig(LayerConfig):
-    """A row: a start, and the probes it is tried on."""
-
-    budget: dict[str, int] = field(default_factory=lambda: dict(BUDGET))
-    """Probe -> training steps."""
-    word_lengths: tuple[int, ...] = (6, 16)
-    turn_lengths: tuple[int, ...] = (24,)
-    steps: int = sum(BUDGET.values())
-
-
 SMOKE = StartConfig(budget=dict.fromkeys(BUDGET, 2), steps=2 * len(BUDGET), num_seeds=1, word_lengths=(6,))
 
 
@@ -145,12 +131,7 @@ def rows() -> tuple[StartConfig, ...]:
 def train(config: StartConfig, seeds: tuple[int, ...], session: lab.Session) -> lab.RowResult:
     """Train a model per probe, one after another; one seed."""
     (seed,) = seeds
-
-    def make(probe: str, steps: int) -> Trainee:
-        lengths = config.word_lengths if probe == "words" else config.turn_lengths
-        return PROBES[probe](config.layer, seed, steps, lengths)
-
-    return fit_each(config, seed, session, config.budget, make)
+    return fit_each(config, seed, session, config.budget, lambda probe, steps: PROBES[probe](config, seed, steps))
 
 
 @lab.by_row

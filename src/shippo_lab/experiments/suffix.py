@@ -19,7 +19,7 @@ from torch import nn
 
 from shippo_lab.experiments.mqar import experiment as mqar
 from shippo_lab.experiments.mqar.model import MqarConfig, build_model, load_model, weights_folder
-from shippo_lab.experiments.mqar.scoring import flatten_scores, scores_of_lengths
+from shippo_lab.experiments.mqar.scoring import flatten_scores, scores_of_lengths, train_recall
 from shippo_lab.harness import experiment as lab
 from shippo_lab.harness.training import products_in
 from shippo_ssm.layers import identity_right, zero_right_suffix
@@ -34,9 +34,8 @@ INTERVENTIONS: dict[str, tuple[str, Callable[[nn.Module], AbstractContextManager
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SuffixConfig(MqarConfig):
-    """A row: the configuration that the weights were trained with, and the intervention."""
+    """A row: the configuration that the weights were trained with; its name is that of the intervention."""
 
-    intervention: str = "normal"
     preset: str = "paper"
     """The preset of `mqar` whose weights are used."""
 
@@ -45,7 +44,7 @@ def rows(preset: str) -> tuple[SuffixConfig, ...]:
     """The three interventions on the StructGen-Split of a preset of `mqar`."""
     trained = next(row for row in mqar.EXPERIMENT.rows(preset) if row.name == ROW)
     return tuple(
-        replace(trained.shared(SuffixConfig), name=name, label=label, intervention=name, preset=preset)
+        replace(trained.shared(SuffixConfig), name=name, label=label, preset=preset)
         for name, (label, _) in INTERVENTIONS.items()
     )
 
@@ -59,7 +58,7 @@ def trained_model(config: SuffixConfig, seed: int) -> nn.Module:
         command = f"shippo run mqar --preset {config.preset} --row {ROW}"
         raise ValueError(f"no trained weights in {folder}; make them with `{command}`")
     model = build_model(config, seed)
-    mqar.train_model(model, config, seed, lab.Session())
+    train_recall(model, config, seed, lab.Session())
     return model
 
 
@@ -67,8 +66,8 @@ def train(config: SuffixConfig, seeds: tuple[int, ...], session: lab.Session) ->
     """Score one seed under an intervention; only the smoke preset trains."""
     (seed,) = seeds
     model = trained_model(config, seed)
-    parts, known = scores_of_lengths(config, partial(config.task, seed), model), {}
-    with INTERVENTIONS[config.intervention][1](model), products_in(config.precision):
+    parts, known = scores_of_lengths(config, seed, model), {}
+    with INTERVENTIONS[config.name][1](model), products_in(config.precision):
         for length, score in parts.items():
             known[length] = score()
             session.report(len(known), len(parts))

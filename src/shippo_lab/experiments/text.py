@@ -4,11 +4,7 @@ Claim: At equal parameters and tokens SHiPPO has no more bits per byte of text t
 Protocol: the standard library's source, bytes; 0.8 and 3 M parameters, 600 steps of 8 x 256, the best of three rates
 Time: planned for 8 core hours, not measured yet
 
-The text is the `.py` files of the standard library without tests, split 90 : 5 : 5 by package; its digest is in the
-notes. The width of a row is the one whose parameters, without embedding and classifier, come closest to the size. The
-learning rate is chosen on validation at a third of the steps, on seed 10. Tests read the same 65,536 bytes in windows
-of 256, 1,024 and 4,096, in segments of 256 with the state carried on. Mamba is mambapy's (extra `bench`); it has no
-state between segments, so it reads a window at once.
+`docs/results/text.md` has the protocol. Mamba is mambapy's (extra `bench`).
 """
 
 import bisect
@@ -157,7 +153,7 @@ def rate_bits(config: TextConfig, width: int, rate: float, session: lab.Session)
     model, steps = make_model(config, width, RATE_SEED), max(1, config.steps // 3)
     scores = {"end": partial(validation_bits, model, config)}
     trainee = Trainee(model, loss_of(model, config, RATE_SEED), scores, held_rate(steps, 0.0))
-    own = lab.Session(session.unit, folder and folder / f"{name}.safetensors")
+    own = lab.Session(session.unit, folder and folder / f"{name}.pt")
     found = fit(replace(config, learning_rate=rate, steps=steps, eval_every=steps), own, trainee).scores["end"]
     if folder:
         write_json(folder / f"{name}.json", found)

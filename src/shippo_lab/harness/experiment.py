@@ -18,8 +18,6 @@ from importlib import resources
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, TypeVar
 
-from torch import Tensor
-
 from shippo_lab.harness import store
 from shippo_lab.harness.store import AGAIN, NUMBER, checked_fields
 
@@ -89,14 +87,14 @@ class Session:
     checkpoint: Path | None = None
     notify: Callable[[Progress], None] = lambda progress: None
 
-    def restore(self) -> tuple[dict[str, Tensor], dict[str, Any]] | None:
+    def restore(self) -> tuple[dict[str, Any], dict[str, Any]] | None:
         """The last checkpoint as (tensors, meta), or `None` at the start."""
-        return None if self.checkpoint is None else store.load_tensors(self.checkpoint)
+        return None if self.checkpoint is None else store.load_checkpoint(self.checkpoint)
 
-    def save(self, tensors: dict[str, Tensor], meta: dict[str, Any]) -> None:
-        """Replace the checkpoint atomically; `meta` must be JSON-able."""
+    def save(self, tensors: dict[str, Any], meta: dict[str, Any]) -> None:
+        """Replace the checkpoint atomically; `tensors` may hold state dictionaries, `meta` must be JSON-able."""
         if self.checkpoint is not None:
-            store.save_tensors(self.checkpoint, tensors, meta)
+            store.save_checkpoint(self.checkpoint, tensors, meta)
 
     def report(self, step: int, steps: int, **metrics: float) -> None:
         """Report progress; `metrics` are shown beside the bar."""

@@ -58,7 +58,7 @@ def split_into_units(rows: tuple[Any, ...], experiment: Experiment) -> list[Unit
 
 def finish_unit(train: Train, unit: Unit, folder: Path, notify: Callable[[Progress], None]) -> None:
     """Train one unit to the end, write its result file, then delete its checkpoint."""
-    checkpoint = folder / "checkpoints" / f"{unit.name}.safetensors"
+    checkpoint = folder / "checkpoints" / f"{unit.name}.pt"
     begun = time.monotonic()
     result = train(unit.config, unit.seeds, Session(unit.index, checkpoint, notify))
     for name, values in result.metrics.items():

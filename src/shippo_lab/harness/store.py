@@ -2,14 +2,16 @@
 
 runs/NAME/manifest.json          experiment, preset and row configurations of the run
 runs/NAME/units/ROW.s0-s4.json   one file per finished unit (a row and the seeds trained together)
-runs/NAME/checkpoints/...        one safetensors file per unfinished unit
+runs/NAME/checkpoints/...        one file per unfinished unit
 runs/NAME/result.json            the joined rows; all that `table` and `figure` read
 runs/NAME/.lock                  locked while a process runs in the folder
 """
 
 import dataclasses
+import io
 import json
 import os
+import pickle
 import platform
 import reprlib
 import sys
@@ -20,7 +22,6 @@ from typing import Any
 
 import numpy
 import torch
-from torch import Tensor
 
 RUNS = Path("runs")
 AGAIN = "run the experiment again"
@@ -110,26 +111,23 @@ def read_json(path: Path) -> Any:
         raise ValueError(f"{path} is not valid JSON ({error}); delete it and run the experiment again") from error
 
 
-def save_tensors(path: Path, tensors: dict[str, Tensor], meta: dict[str, Any]) -> None:
-    """Write tensors and a JSON-able `meta` as one safetensors file, atomically."""
-    from safetensors.torch import save
+def save_checkpoint(path: Path, tensors: dict[str, Any], meta: dict[str, Any]) -> None:
+    """Write tensors (or state dictionaries) and a JSON-able `meta` as one file, atomically."""
+    data = io.BytesIO()
+    torch.save({"tensors": tensors, "meta": json.dumps(meta)}, data)
+    write_atomic(path, data.getvalue())
 
-    held = {name: tensor.detach().contiguous() for name, tensor in tensors.items()}
-    write_atomic(path, save(held, metadata={"meta": json.dumps(meta)}))
 
-
-def load_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]] | None:
-    """Read what `save_tensors` wrote; `None` if the file does not exist."""
-    from safetensors import SafetensorError, safe_open
-
+def load_checkpoint(path: Path) -> tuple[dict[str, Any], dict[str, Any]] | None:
+    """Read what `save_checkpoint` wrote; `None` if the file does not exist."""
     if not regular(path).exists():
         return None
     try:
-        with safe_open(path, framework="pt") as file:
-            meta = dict(json.loads((file.metadata() or {})["meta"]))
-            return {name: file.get_tensor(name).clone() for name in file.keys()}, meta  # noqa: SIM118
-    except (SafetensorError, KeyError, ValueError, TypeError) as error:
-        raise ValueError(f"{path} is not a checkpoint of a run ({error}); delete it to start this row again") from error
+        found = torch.load(path, weights_only=True)
+        return found["tensors"], dict(json.loads(found["meta"]))
+    except (RuntimeError, pickle.UnpicklingError, EOFError, KeyError, ValueError, TypeError) as error:
+        kind = type(error).__name__
+        raise ValueError(f"{path} is not a checkpoint of a run ({kind}); delete it to start this row again") from error
 
 
 def versions() -> dict[str, str]:

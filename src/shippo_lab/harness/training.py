@@ -96,13 +96,14 @@ def fit(config: TrainConfig, session: Session, trainee: Trainee) -> Fitted:
         meta |= {"seconds": 0.0, "tokens": 0, "train_seconds": 0.0}
     else:
         meta = restored[1]
-        _put_back(model, optimiser, restored[0], meta["step"])
+        model.load_state_dict(restored[0]["model"])
+        optimiser.load_state_dict(restored[0]["optimiser"])
     begun, earlier, total = time.monotonic(), meta["seconds"], config.steps + len(scores)
     shown: dict[str, float] = {}
 
     def save() -> None:
         meta["seconds"] = earlier + time.monotonic() - begun
-        session.save(_pack(model, optimiser), meta)
+        session.save({"model": model.state_dict(), "optimiser": optimiser.state_dict()}, meta)
 
     saved = reported = begun
     for step in range(meta["step"], config.steps if "diverged_at" not in meta else 0):
@@ -159,7 +160,7 @@ def fit_each(
     `budget` is name -> training steps, whose sum is `config.steps`; `make(name, steps)` gives a model with its loss and scores.
     """
     result, places, before = RowResult(metrics={}), [], 0
-    files = {} if session.checkpoint is None else {n: session.checkpoint.with_suffix(f".{n}.safetensors") for n in budget}
+    files = {} if session.checkpoint is None else {n: session.checkpoint.with_suffix(f".{n}.pt") for n in budget}
     for name, steps in budget.items():
         with torch.random.fork_rng():
             torch.manual_seed(seed)
@@ -180,24 +181,3 @@ def fit_each(
     if places:
         result.notes["diverged_at"] = " and ".join(places)
     return result
-
-
-MOMENTS = ("exp_avg", "exp_avg_sq")
-
-
-def _pack(model: nn.Module, optimiser: torch.optim.Optimizer) -> dict[str, Tensor]:
-    tensors: dict[str, Tensor] = {}
-    for name, parameter in model.named_parameters():
-        tensors[f"model.{name}"] = parameter
-        state = optimiser.state.get(parameter, {})
-        tensors |= {f"{moment}.{name}": state[moment] for moment in MOMENTS if moment in state}
-    return tensors
-
-
-@torch.no_grad()
-def _put_back(model: nn.Module, optimiser: torch.optim.Optimizer, tensors: dict[str, Tensor], step: int) -> None:
-    for name, parameter in model.named_parameters():
-        parameter.copy_(tensors[f"model.{name}"])
-        if f"exp_avg.{name}" in tensors:
-            moments = {moment: tensors[f"{moment}.{name}"] for moment in MOMENTS}
-            optimiser.state[parameter] = {"step": torch.tensor(float(step)), **moments}

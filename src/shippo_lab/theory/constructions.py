@@ -41,6 +41,7 @@ def closure(measure: Measure, t: float) -> Closure:
     return Closure(np.abs(gap).max() / max(np.abs(rate).max(), 1e-300), source, gram)
 
 
+@dataclass(frozen=True)
 class BasisPath(Measure):
     """A moving basis Phi' = S(t) Phi_t that is not orthonormal, for an invertible path S = `change` with S' = `change_rate`.
 
@@ -48,16 +49,10 @@ class BasisPath(Measure):
     Gram matrix G(t) = S S^T the coefficients C = G^{-1} b follow C' = G^{-1} (A G - G') C + G^{-1} B f^T + C A_R.
     """
 
-    stationary = False
-
-    def __init__(self, measure: Measure, change: Callable[[float], Array], change_rate: Callable[[float], Array]) -> None:
-        super().__init__(measure.N)
-        # A measure is a frozen dataclass: bypass its `__setattr__`.
-        vars(self).update(measure=measure, change=change, change_rate=change_rate)
-
     measure: Measure
     change: Callable[[float], Array]
     change_rate: Callable[[float], Array]
+    stationary = False
 
     def _start(self, t: float) -> float:
         return self.measure._start(t)

@@ -16,6 +16,7 @@ def _skewed_basis() -> BasisPath:
     """A moving basis with G(t) != I and G'(t) != 0; `project` then gives the right side of its normal equation."""
     first, second = np.random.default_rng(5).normal(size=(2, 5, 5)) / 10
     return BasisPath(
+        5,
         LegS(5),
         lambda t: np.eye(5) + np.sin(t) * first + np.cos(2 * t) * second,
         lambda t: np.cos(t) * first - 2 * np.sin(2 * t) * second,

@@ -27,7 +27,7 @@ def good():
     for rank, error in ((1, 4e-4), (2, 3.5e-4), (4, 3e-4), (8, 2.5e-4)):
         metrics = {"nmse": [error] * 2, "pair_nmse": [1.0, 1.000001], "pair_r2": [0.0, 0.0], "order_averaged_bound": [2e-4] * 2}
         rows.append(row(f"no-right-r{rank}", f"No-right r = {rank}", {"rank": rank}, **metrics))
-    for config in paired.rows():
+    for config in paired.EXPERIMENT.rows():
         if config.name in RIGHT:
             metrics = {"nmse": [1e-7, 2e-7], "pair_nmse": [1e-7, 2e-7], "pair_r2": [1.0, 1.0], "identity_pair_nmse": [1.0, 1.0]}
             rows.append(row(config.name, config.label, **metrics))
@@ -48,7 +48,7 @@ def test_every_experiment_names_a_table_of_the_paper_and_its_rows():
     for experiment in all_experiments():
         check_experiment(experiment)
     for module, key in ((paired, "paired"), (paired, "right-transport"), (groups, "groups"), (projection, "projection")):
-        ours = {config.name for config in module.rows()}
+        ours = {config.name for config in module.EXPERIMENT.rows()}
         assert set(paper_numbers()[key].rows) <= ours
 
 

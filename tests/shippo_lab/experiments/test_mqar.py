@@ -11,9 +11,9 @@ import torch
 
 from shippo_lab.experiments import get, suffix
 from shippo_lab.experiments.mqar import experiment as mqar
-from shippo_lab.experiments.mqar.ceilings import by_active_keys, ceilings
+from shippo_lab.experiments.mqar.ceilings import ceilings
 from shippo_lab.experiments.mqar.model import EventEmbedding, MqarConfig, build_model
-from shippo_lab.experiments.mqar.scoring import query_loss
+from shippo_lab.experiments.mqar.scoring import query_loss, train_recall
 from shippo_lab.harness import training
 from shippo_lab.harness.experiment import Session, paper_numbers
 from shippo_lab.harness.runner import run
@@ -155,7 +155,7 @@ def test_a_killed_run_ends_with_the_same_numbers(name, tmp_path, monkeypatch):
             raise Killed
 
     for _ in range(30):
-        session = Mortal(checkpoint=tmp_path / "checkpoints" / "unit.safetensors")
+        session = Mortal(checkpoint=tmp_path / "checkpoints" / "unit.pt")
         try:
             again = mqar.train(config, (1,), session)
             break
@@ -187,17 +187,16 @@ def test_ceilings_rise_with_what_is_known():
     task = TransportMQAR(length=128)
     found = ceilings(task, 40)
     for accuracy in ("coordinate", "exact"):
-        within = [found[f"{name}_{accuracy}"] for name in ("untouched", "within_1", "within_2", "within_3")]
+        within = [found[f"{name}_{accuracy}_128"] for name in ("untouched", "within_1", "within_2", "within_3")]
         assert within == sorted(within)
         assert within[0] < within[1]
-        assert found[f"untouched_{accuracy}"] < found[f"unmixed_{accuracy}"]
+        assert found[f"untouched_{accuracy}_128"] < found[f"unmixed_{accuracy}_128"]
     blank = task.evaluate(lambda tokens: torch.zeros(*tokens.shape[:-1], 4, 31), 40)
-    assert found["untouched_exact"] == pytest.approx(blank.untouched_exact)
-    assert found["untouched_coordinate"] == pytest.approx(blank.untouched_coordinate)
+    assert found["untouched_exact_128"] == pytest.approx(blank.untouched_exact)
+    assert found["untouched_coordinate_128"] == pytest.approx(blank.untouched_coordinate)
     # Fewer active keys are bound more recently, and more of a binding is untouched.
-    keys = by_active_keys(task, (128,), 40)
-    assert keys["20"]["untouched_exact_128"] > keys["40"]["untouched_exact_128"]
-    assert keys["32"]["untouched_exact_128"] == pytest.approx(found["untouched_exact"])
+    fewer, more = (ceilings(TransportMQAR(length=128, num_active=keys), 40) for keys in (20, 40))
+    assert fewer["untouched_exact_128"] > more["untouched_exact_128"]
 
 
 @pytest.fixture(scope="module")
@@ -237,7 +236,7 @@ def test_suffix_scores_the_weights_that_were_trained(smoke_runs):
     # Trained here and now, the same model comes out.
     row = next(row for row in mqar.rows(mqar.SMOKE) if row.name == "struct-split")
     fresh = build_model(row, 0)
-    mqar.train_model(fresh, row, 0, Session())
+    train_recall(fresh, row, 0, Session())
     loaded = suffix.trained_model(suffix.rows("smoke")[0], 0).state_dict()
     for name, tensor in fresh.state_dict().items():
         assert torch.equal(tensor, loaded[name])

@@ -62,7 +62,7 @@ def test_oracle_in_half_groups_is_blind_and_its_off_block_ratio_is_the_papers():
     # Half of the tokens are shears across the blocks, of mean square 1/12, in matrices of squared norm 4 + 1/12.
     expected = ((1 / 24) / (4 + 1 / 12)) ** 0.5
     assert model.off_block_ratio(parameters) == pytest.approx([expected] * 2, rel=0.03)
-    whole, parameters = problem(replace(BASE, right="oracle"))
+    whole, parameters = problem(replace(BASE, right="oracle", audit_examples=512))
     assert whole.off_block_ratio(parameters) == [0.0, 0.0]
 
 

@@ -11,7 +11,7 @@ import torch
 
 from shippo_lab.experiments import get, rotation
 from shippo_lab.experiments.rotation import RotationConfig, RotationModel
-from shippo_lab.experiments.tracking.curriculum import stage
+from shippo_lab.experiments.tracking.curriculum import WARM_UP, held_rate, stage
 from shippo_lab.harness.experiment import Result, Session
 from shippo_lab.harness.store import checkout
 from shippo_lab.tasks.mqar import operation_library
@@ -108,9 +108,13 @@ def test_curriculum_and_rate():
     config = RotationConfig(steps=1000)
     stages = [stage(config.curriculum, step, config.steps) for step in (0, 149, 150, 299, 300, 999)]
     assert stages == [(8, 1)] * 2 + [(12, 2)] * 2 + [(24, 3)] * 2
-    assert rotation.rate(config, 0) == pytest.approx(1 / 50)
-    assert rotation.rate(config, 300) == 1.0
-    assert rotation.rate(config, 999) == pytest.approx(0.0, abs=1e-9)
+    last = config.task_at(0, 999)
+    assert last == config.task(0)
+    assert (last.length, last.num_active) == (24, 3)
+    rate = held_rate(config.steps, 0.5, WARM_UP)
+    assert rate(0) == pytest.approx(1 / 50)
+    assert rate(300) == 1.0
+    assert rate(999) == pytest.approx(0.0, abs=1e-9)
 
 
 def test_training_improves_and_resumes(tmp_path):
@@ -127,7 +131,7 @@ def test_training_improves_and_resumes(tmp_path):
         eval_examples=32,
         curriculum=((1.0, 8, 1),),
     )
-    session = Session(checkpoint=tmp_path / "unit.safetensors")
+    session = Session(checkpoint=tmp_path / "unit.pt")
     result = rotation.train(config, (0,), session)
     losses = [numbers[0] for numbers in result.curves["loss"]]
     assert losses[-1] < losses[0] - 0.3

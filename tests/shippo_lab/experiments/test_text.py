@@ -27,7 +27,7 @@ def test_a_row_is_trained_with_the_best_of_its_rates(tmp_path):
     (tmp_path / "rates").mkdir()
     for rate, bits in zip(config.rates, (3.0, 1.0, 2.0)):
         (tmp_path / "rates" / f"{config.name}.{rate:g}.json").write_text(f'{{"bits": {bits}}}')
-    result = text.train(config, (0,), Session(checkpoint=tmp_path / "checkpoints" / "unit.safetensors"))
+    result = text.train(config, (0,), Session(checkpoint=tmp_path / "checkpoints" / "unit.pt"))
     assert result.notes["learning_rate"] == config.rates[1]
     assert len(result.notes["digest"]) == 64
     assert {len(values) for values in result.metrics.values()} == {1}

@@ -37,7 +37,7 @@ def test_the_probe_runs():
 
 
 def test_a_run_keeps_the_precision_it_began_with(tmp_path, monkeypatch):
-    session = Session(checkpoint=tmp_path / "unit.safetensors")
+    session = Session(checkpoint=tmp_path / "unit.pt")
     row = TrainConfig(steps=2, learning_rate=0.1, weight_decay=0.0, eval_every=100)
     seen = []
 

@@ -99,7 +99,7 @@ def test_nothing_is_fetched(page):
         if not target.startswith(("#", "data:"))
     ]
     assert not outside
-    style, script = report._asset("style.css"), report._asset("panel.js")
+    style, script = sections.asset("style.css"), sections.asset("panel.js")
     assert not re.search(r"url\(|@import|https?:", style)
     assert not re.search(r"fetch\(|XMLHttpRequest|WebSocket|import\(|https?:", script)
 
@@ -136,7 +136,7 @@ def test_committed_figures_need_no_matplotlib(monkeypatch):
 
 
 def test_a_table_shows_ours_the_papers_and_the_verdict(toy, toy_result):
-    table = sections._table(toy, toy_result)
+    table = sections.PARTS.table("toy", ["Model", "NMSE", "R^2", "Verdict"], sections._rows(toy, toy_result))
     assert "0.0003 ± 0.00014" in table
     assert "paper 2.44e\N{NON-BREAKING HYPHEN}07 ± 4.6e\N{NON-BREAKING HYPHEN}07" in table
     assert 'class="holds"' in table

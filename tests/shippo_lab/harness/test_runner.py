@@ -50,7 +50,7 @@ def test_a_result_says_where_it_comes_from(tmp_path):
 
 
 def test_seeds_cut_into_units_give_the_rows_of_a_stack(tmp_path):
-    assert [unit.seeds for unit in split_into_units(paired.rows()[:1], small(stack=2))] == [(0, 1), (2, 3), (4,)]
+    assert [unit.seeds for unit in split_into_units(get("paired").rows()[:1], small(stack=2))] == [(0, 1), (2, 3), (4,)]
     together = run(small(), out=tmp_path / "a", jobs=1, only=CHOSEN, display=Display())
     apart = run(small(stack=1), out=tmp_path / "b", jobs=1, only=CHOSEN, display=Display())
     for name, row in together.rows.items():

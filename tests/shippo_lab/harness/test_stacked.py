@@ -84,7 +84,7 @@ def test_an_interrupted_run_ends_with_the_same_numbers(train, row, tmp_path, mon
             if saves in (3, 9):
                 raise KeyboardInterrupt
 
-    checkpoint = tmp_path / "unit.safetensors"
+    checkpoint = tmp_path / "unit.pt"
     for _ in range(2):
         with pytest.raises(KeyboardInterrupt):
             train(row, (0, 1), Interrupted(checkpoint=checkpoint))

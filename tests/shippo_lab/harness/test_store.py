@@ -12,23 +12,21 @@ from shippo_lab.harness.runner import run
 
 
 def test_files_keep_tensors_and_meta(tmp_path):
-    path = tmp_path / "a" / "unit.safetensors"
-    assert store.load_tensors(path) is None
+    path = tmp_path / "a" / "unit.pt"
+    assert store.load_checkpoint(path) is None
     tensors, meta = {"flat": torch.randn(2, 3)}, {"step": 4, "curves": {"nmse": [[0.1, 1e-17]]}}
-    store.save_tensors(path, tensors, meta)
-    loaded, found = store.load_tensors(path) or ({}, {})
+    store.save_checkpoint(path, tensors, meta)
+    loaded, found = store.load_checkpoint(path) or ({}, {})
     assert torch.equal(loaded["flat"], tensors["flat"])
     assert found == meta
-    assert [file.name for file in path.parent.iterdir()] == ["unit.safetensors"]
+    assert [file.name for file in path.parent.iterdir()] == ["unit.pt"]
     path.write_bytes(b"nothing of the kind")
     with pytest.raises(ValueError, match="not a checkpoint"):
-        store.load_tensors(path)
+        store.load_checkpoint(path)
 
 
 @pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="no pipes in this file system")
-@pytest.mark.parametrize(
-    "name", ["manifest.json", "units/no-right-r1.s0-s1.json", "checkpoints/no-right-r1.s0-s1.safetensors", ".lock"]
-)
+@pytest.mark.parametrize("name", ["manifest.json", "units/no-right-r1.s0-s1.json", "checkpoints/no-right-r1.s0-s1.pt", ".lock"])
 def test_a_pipe_in_place_of_a_file_is_refused(tmp_path, name):
     """A read of one would wait for ever."""
     run(get("paired"), "smoke", out=tmp_path, jobs=1, only=("no-right-r1",), display=Display())

@@ -42,7 +42,7 @@ def test_a_diverged_training_is_stored_and_said(tmp_path):
 
 def test_a_diverged_training_stays_so_when_resumed(tmp_path):
     row = TrainConfig(steps=9, learning_rate=0.1, weight_decay=0.0, eval_every=100)
-    session = Session(checkpoint=tmp_path / "unit.safetensors")
+    session = Session(checkpoint=tmp_path / "unit.pt")
     once, again = train(row, (1,), session), train(row, (1,), session)
     assert once.notes["diverged_at"] == again.notes["diverged_at"] == "step 3"
     assert once.metrics == again.metrics

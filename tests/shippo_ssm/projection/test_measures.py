@@ -110,7 +110,7 @@ def test_non_orthonormal_path():
     """A, B of the moved basis close; the generator of the coefficients carries -G^{-1} G'."""
     shape = np.eye(5) + 0.2 * np.tril(np.ones((5, 5)), -1)
     rate = lambda t: 0.3 * np.cos(t) * shape  # noqa: E731
-    path = BasisPath(LegS(5), lambda t: shape * (1 + 0.3 * np.sin(t)), rate)
+    path = BasisPath(5, LegS(5), lambda t: shape * (1 + 0.3 * np.sin(t)), rate)
     report = closure(path, 1.5)
     assert report.derivative < 1e-8
     assert report.source < 1e-12

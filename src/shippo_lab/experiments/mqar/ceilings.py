@@ -5,7 +5,6 @@ bound value within some twenty events; to know more a model has to carry operati
 """
 
 from collections.abc import Callable
-from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -24,13 +23,11 @@ PREDICTORS: dict[str, tuple[str, Callable[[Events], Tensor]]] = {
     },
 }
 """Name -> words, and which coordinates [B, T, 4] are known at the queries of some events."""
-ACTIVE_KEYS = (20, 24, 28, 32, 40)
-"""Numbers of active keys that are compared; the paper does not say how many it has, and we read 32."""
 TOKENS = 65_536
 
 
 def ceilings(task: TransportMQAR, num_examples: int) -> dict[str, float]:
-    """Expected accuracies of every predictor on the evaluation split: `within_2_exact: number`, and so on."""
+    """Expected accuracies of every predictor on the evaluation split: `within_2_exact_512: number`, and so on."""
     sums = torch.zeros(len(PREDICTORS), 2, dtype=torch.float64)
     num_queries, size = 0, max(1, TOKENS // task.length)
     for start in range(0, num_examples, size):
@@ -40,22 +37,7 @@ def ceilings(task: TransportMQAR, num_examples: int) -> dict[str, float]:
             right = expected_right(knows(events)[events.asked])
             row += torch.stack([right.mean(-1).sum(), right.prod(-1).sum()])
     return {
-        f"{name}_{accuracy}": float(total / num_queries)
+        f"{name}_{accuracy}_{task.length}": float(total / num_queries)
         for name, row in zip(PREDICTORS, sums)
         for accuracy, total in zip(("coordinate", "exact"), row)
     }
-
-
-def by_length(task_of: Callable[[int], TransportMQAR], lengths: tuple[int, ...], num_examples: int) -> dict[str, float]:
-    """`ceilings` at several lengths: `within_2_exact_512: number`."""
-    found = {length: ceilings(task_of(length), num_examples) for length in lengths}
-    return {f"{name}_{length}": number for length, numbers in found.items() for name, number in numbers.items()}
-
-
-def by_active_keys(task: TransportMQAR, lengths: tuple[int, ...], num_examples: int) -> dict[str, dict[str, float]]:
-    """Number of active keys -> the accuracies of the untouched-coordinates predictor, as `by_length` names them."""
-    found = {}
-    for keys in ACTIVE_KEYS:
-        numbers = by_length(lambda n, keys=keys: replace(task, num_active=keys, length=n), lengths, num_examples)
-        found[str(keys)] = {name: number for name, number in numbers.items() if name.startswith("untouched_")}
-    return found

@@ -4,19 +4,17 @@ Claim: With one layer only a right action carries stored values through operatio
 Protocol: `mqar` with 1 and 2 layers, 5,000 steps; 3 seeds and 1; toy: 4 of 8 keys, 64 events, 3,000 steps
 Time: paper: 10 to 90 minutes of one CPU core per row and seed of one layer; toy: 30 minutes on two cores
 
-A model of one layer without a right action stays at the predictor that knows untouched coordinates only. With more
-layers it begins to replay operations at the query. `docs/results/mqar-depth.md` has the verdicts, stated before the
-runs.
+With more layers a model begins to replay operations at the query. `docs/results/mqar-depth.md` has the protocol, and
+the verdicts, stated before the runs.
 """
 
-from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
 
-from shippo_lab.experiments.mqar.experiment import MODELS, PAPER, SMOKE, columns, cost, model_row, train_model
+from shippo_lab.experiments.mqar.experiment import MODELS, PAPER, SMOKE, columns, cost, model_row
 from shippo_lab.experiments.mqar.figures import depth_figure
 from shippo_lab.experiments.mqar.model import MqarConfig, build_model
-from shippo_lab.experiments.mqar.scoring import add_scores, scores_of_lengths
+from shippo_lab.experiments.mqar.scoring import add_scores, scores_of_lengths, train_recall
 from shippo_lab.harness import experiment as lab
 from shippo_lab.harness.training import products_in
 from shippo_ssm.layers import identity_right, zero_right_suffix
@@ -31,27 +29,24 @@ TOY = MqarConfig(
 
 def rows(base: MqarConfig, *, deep_seeds: int, plain: bool = False) -> tuple[MqarConfig, ...]:
     """Three models with one and with two layers, and, if `plain`, two with one layer and random values."""
-    base = replace(base, right_rate=RIGHT_RATE)
-
-    def make() -> Iterator[MqarConfig]:
-        for depth, seeds in ((1, base.num_seeds), (2, deep_seeds)):
-            for model in ROWS:
-                label = f"{MODELS[model][0]}, {depth} layer{'s' * (depth > 1)}"
-                yield model_row(base, model, name=f"{model}-{depth}", label=label, n_layers=depth, num_seeds=seeds)
-        for model in ("no-right", "struct-split") if plain else ():
-            label = f"{MODELS[model][0]}, 1 layer, plain start"
-            yield model_row(base, model, name=f"{model}-1-plain", label=label, n_layers=1, num_seeds=1, start="plain")
-
-    return tuple(make())
+    base, found = replace(base, right_rate=RIGHT_RATE), []
+    for depth, seeds in ((1, base.num_seeds), (2, deep_seeds)):
+        for model in ROWS:
+            label = f"{MODELS[model][0]}, {depth} layer{'s' * (depth > 1)}"
+            found.append(model_row(base, model, name=f"{model}-{depth}", label=label, n_layers=depth, num_seeds=seeds))
+    for model in ("no-right", "struct-split") if plain else ():
+        label = f"{MODELS[model][0]}, 1 layer, plain start"
+        found.append(model_row(base, model, name=f"{model}-1-plain", label=label, n_layers=1, num_seeds=1, start="plain"))
+    return tuple(found)
 
 
 def train(config: MqarConfig, seeds: tuple[int, ...], session: lab.Session) -> lab.RowResult:
     """Train one seed of a row; score a one-layer split model with and without its right action."""
     (seed,) = seeds
     model = build_model(config, seed)
-    result = train_model(model, config, seed, session)
+    result = train_recall(model, config, seed, session)
     if config.right == "split" and config.n_layers == 1:
-        scores = scores_of_lengths(config, partial(config.task, seed), model)
+        scores = scores_of_lengths(config, seed, model)
         for prefix, intervention in (("zeroed_", zero_right_suffix), ("identity_", identity_right)):
             with intervention(model), products_in(config.precision):
                 add_scores(result, scores, prefix)

@@ -4,9 +4,8 @@ Claim: With operations before the query, right actions raise recall over no-righ
 Protocol: F_31, 13 operations; 4 layers of width 128; AdamW 5e-4, batch 16, length 512, 5,000 steps, 3 seeds
 Time: 11 hours of one CPU core per seed
 
-Paper: tab:transport-mqar-summary, tab:app-transport-mqar-primary, tab:app-transport-mqar-model-geometry. Beside the six
-models stand predictors that know the coordinates no operation has touched since the binding, and more (`ceilings.py`).
-`docs/results/mqar.md` has the protocol and what the paper found.
+Paper: tab:transport-mqar-summary, tab:app-transport-mqar-primary, tab:app-transport-mqar-model-geometry.
+`docs/results/mqar.md` has the protocol, the predictors beside the six models, and what the paper found.
 """
 
 from dataclasses import replace
@@ -14,13 +13,13 @@ from functools import partial
 
 import torch
 
-from shippo_lab.experiments.mqar.ceilings import by_active_keys, by_length
+from shippo_lab.experiments.mqar.ceilings import ceilings
 from shippo_lab.experiments.mqar.figures import mqar_figure
 from shippo_lab.experiments.mqar.model import MqarConfig, build_model, weights_folder
-from shippo_lab.experiments.mqar.scoring import flatten_scores, query_loss, scores_of_lengths, train_recall
+from shippo_lab.experiments.mqar.scoring import flatten_scores, scores_of_lengths, train_recall
 from shippo_lab.harness import experiment as lab
 from shippo_lab.tasks.mqar import MODULUS, WIDTH
-from shippo_ssm.models import SequenceModel, save_checkpoint
+from shippo_ssm.models import save_checkpoint
 
 LENGTHS = (128, 512, 2048, 4096)
 PAPER = MqarConfig(precision="auto")
@@ -47,9 +46,8 @@ def model_row(base: MqarConfig, model: str, **changes) -> MqarConfig:
     return replace(base, **{"name": model, "label": label, "mixer": mixer, "right": right, "expand": expand} | changes)
 
 
-def rows(base: MqarConfig | None = None) -> tuple[MqarConfig, ...]:
+def rows(base: MqarConfig) -> tuple[MqarConfig, ...]:
     """The paper's six models and the predictor that knows untouched coordinates."""
-    base = base or MqarConfig()
     # torch's GRU gains nothing from products in bfloat16.
     models = [model_row(base, name, **({"precision": "float32"} if name == "gru" else {})) for name in MODELS]
     return (*models, replace(base, name="untouched", label="Untouched coordinates", mixer="untouched", steps=0))
@@ -60,27 +58,13 @@ def cost(config: MqarConfig) -> float:
     return COST[config.right if config.mixer == "shippo" else config.mixer]
 
 
-def train_model(model: SequenceModel, config: MqarConfig, seed: int, session: lab.Session) -> lab.RowResult:
-    """Train a model in place and score it at all lengths."""
-    return train_recall(
-        model,
-        config,
-        session,
-        train_task=lambda step: config.task(seed),
-        task_of=partial(config.task, seed),
-        train_length=config.length,
-        loss_of=lambda events: query_loss(model, events),
-        right_rate=config.right_rate,
-    )
-
-
 def train(config: MqarConfig, seeds: tuple[int, ...], session: lab.Session) -> lab.RowResult:
     """Train one seed of a row, score it at all lengths, and keep its weights in the run's folder."""
     (seed,) = seeds
     if config.mixer == "untouched":
         return _untouched(config, seed)
     model = build_model(config, seed)
-    result = train_model(model, config, seed, session)
+    result = train_recall(model, config, seed, session)
     if session.checkpoint is not None:
         folder = weights_folder(session.checkpoint.parents[1], config.name, seed)
         save_checkpoint(model, folder, notes={"row": config.name, "seed": seed, "steps": config.steps})
@@ -89,16 +73,15 @@ def train(config: MqarConfig, seeds: tuple[int, ...], session: lab.Session) -> l
 
 def _untouched(config: MqarConfig, seed: int) -> lab.RowResult:
     """The predictor's accuracies under the names of a model's, beside those of other predictors (`ceilings.py`)."""
-    blank, task_of = torch.zeros(1).expand(WIDTH, MODULUS), partial(config.task, seed)
-    parts = scores_of_lengths(config, task_of, lambda tokens: blank.expand(*tokens.shape[:-1], -1, -1))
+    blank = torch.zeros(1).expand(WIDTH, MODULUS)
+    parts = scores_of_lengths(config, seed, lambda tokens: blank.expand(*tokens.shape[:-1], -1, -1))
     metrics, profiles = (
         {name.removeprefix("untouched_"): numbers for name, numbers in found.items() if name.startswith("untouched_")}
         for found in flatten_scores({length: score() for length, score in parts.items()})
     )
-    known = by_length(task_of, config.eval_lengths, config.eval_examples)
-    keys = by_active_keys(config.task(seed), config.eval_lengths, max(1, config.eval_examples // 4))
-    metrics |= {name: [number] for name, number in known.items()}
-    return lab.RowResult(metrics, {"step": [], **profiles}, {"active_keys": keys})
+    for length in config.eval_lengths:
+        metrics |= {name: [number] for name, number in ceilings(config.task(seed, length), config.eval_examples).items()}
+    return lab.RowResult(metrics, {"step": [], **profiles})
 
 
 @lab.by_row

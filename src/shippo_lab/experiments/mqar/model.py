@@ -35,8 +35,6 @@ class MqarConfig(RecallConfig):
     answered ("unit", see `build_model`); or the same with random values, which know nothing of F_31 ("plain")."""
     bounded: bool = True
     """Hold the norm of right actions at 1."""
-    right_rate: float = 1.0
-    """Learning rate of right actions over that of the rest."""
     mixer: str = "shippo"
     """A mixer of `SequenceModel`, or "untouched" for the predictor that has nothing to train."""
     right: str = "none"
@@ -53,7 +51,6 @@ class MqarConfig(RecallConfig):
     num_seeds: int = 3
 
     def task(self, seed: int, length: int | None = None) -> TransportMQAR:
-        """The task at a length, by default that of training."""
         return self.shared(TransportMQAR, length=length or self.length, seed=seed)
 
     @property
@@ -117,9 +114,7 @@ def build_model(config: MqarConfig, seed: int) -> SequenceModel:
     """The model of a row, a function of configuration and seed: tokens [B, T, 7] -> logits [B, T, 4, 31].
 
     For every row, keys and values start in channels of their own, and the classifiers start as the values they answer with, at
-    a small scale (`EventEmbedding.start_apart`). Chosen on seed 10 by the accuracy of training (2 layers, no right action,
-    length 512; coordinate / exact, mean over steps 26 to 50): all channels shared .053, keys apart from random values
-    .080 / .005, and from characters .096 / .019. `MEMORY_LENGTH` was chosen on the same seed.
+    a small scale (`EventEmbedding.start_apart`). `docs/results/mqar.md` says how that was chosen.
     """
     with torch.random.fork_rng():
         torch.manual_seed(seed)

@@ -4,6 +4,7 @@ The examples of a training step are a function of the step alone; after the last
 length on examples that training never saw.
 """
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from functools import partial
@@ -21,8 +22,8 @@ ACCURACIES = ("coordinate", "exact", "untouched_coordinate", "untouched_exact")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class RecallConfig(TrainConfig):
-    """Options of every recall experiment."""
+class RecallConfig(TrainConfig, ABC):
+    """Options of every recall experiment, and its tasks."""
 
     batch: int = 16
     learning_rate: float = 5e-4
@@ -35,8 +36,18 @@ class RecallConfig(TrainConfig):
     """Examples per length of the final evaluation."""
     eval_tokens: int = 8192
     """Tokens per call of the final evaluation."""
+    right_rate: float = 1.0
+    """Learning rate of right actions over that of the rest."""
     precision: Precision = "float32"
     """Of matrix products; "auto" takes bfloat16 where it is faster and right."""
+
+    @abstractmethod
+    def task(self, seed: int, length: int | None = None) -> TransportMQAR:
+        """The task of the evaluation at a length, by default that at the end of training."""
+
+    def task_at(self, seed: int, step: int) -> TransportMQAR:
+        """The task of a training step; the same for every step where there is no curriculum."""
+        return self.task(seed)
 
 
 def query_loss(model: Any, examples: Any, label_smoothing: float = 0.0) -> Tensor:
@@ -47,12 +58,12 @@ def query_loss(model: Any, examples: Any, label_smoothing: float = 0.0) -> Tenso
 
 
 def scores_of_lengths(
-    config: RecallConfig, task_of: Callable[[int], TransportMQAR], model: Callable[[Tensor], Tensor]
+    config: RecallConfig, seed: int, model: Callable[[Tensor], Tensor]
 ) -> dict[str, Callable[[], dict[str, Any]]]:
     """Length -> the final score of a model, tokens [B, T, 7] -> logits [B, T, 4, 31]."""
 
     def score(length: int) -> dict[str, Any]:
-        return asdict(task_of(length).evaluate(model, config.eval_examples, max(1, config.eval_tokens // length)))
+        return asdict(config.task(seed, length).evaluate(model, config.eval_examples, max(1, config.eval_tokens // length)))
 
     return {str(length): partial(score, length) for length in config.eval_lengths}
 
@@ -78,29 +89,24 @@ def add_scores(result: RowResult, scores: dict[str, Callable[[], dict[str, Any]]
 def train_recall(
     model: nn.Module,
     config: RecallConfig,
+    seed: int,
     session: Session,
-    *,
-    train_task: Callable[[int], TransportMQAR],
-    task_of: Callable[[int], TransportMQAR],
-    train_length: int,
-    loss_of: Callable[[Events], Tensor],
+    loss_of: Callable[[Any, Events], Tensor] = query_loss,
     rate: Callable[[int], float] = lambda step: 1.0,
-    right_rate: float = 1.0,
 ) -> RowResult:
-    """Train a model, tokens -> logits, and score it at all lengths; one seed.
-
-    `train_task` maps a step to its task, `task_of` a length to the task of the evaluation; `rate` and `right_rate` as in `fit`.
-    """
+    """Train a model in place, tokens -> logits, and score it at all lengths; `rate` as in `Trainee`."""
 
     def loss_at(step: int) -> tuple[Tensor, int]:
-        events = train_task(step).batch(range(step * config.batch, (step + 1) * config.batch))
-        return loss_of(events), events.kind.numel()
+        events = config.task_at(seed, step).batch(range(step * config.batch, (step + 1) * config.batch))
+        return loss_of(model, events), events.kind.numel()
 
     def evaluate() -> dict[str, float]:
-        scores = task_of(train_length).evaluate(model, config.curve_examples, max(1, config.eval_tokens // train_length))
+        task = config.task(seed)
+        scores = task.evaluate(model, config.curve_examples, max(1, config.eval_tokens // task.length))
         return {"coordinate": scores.coordinate, "exact": scores.exact}
 
-    scores = scores_of_lengths(config, task_of, model)
-    curves, known, notes = fit(config, session, Trainee(model, loss_at, scores, rate, evaluate, right_rate, config.precision))
+    scores = scores_of_lengths(config, seed, model)
+    trainee = Trainee(model, loss_at, scores, rate, evaluate, config.right_rate, config.precision)
+    curves, known, notes = fit(config, session, trainee)
     metrics, profiles = flatten_scores(known)
     return RowResult(metrics, curves | profiles, notes | {"operation_bins": list(OPERATION_BINS)})

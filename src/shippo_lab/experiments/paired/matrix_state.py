@@ -33,7 +33,7 @@ SERIES_DEGREE = 10
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PairedConfig(TrainConfig):
-    """A row of the paired diagnostic; defaults are the paper's protocol."""
+    """A row of the paired diagnostic; defaults are the paper's. A step has `batch` ordinary examples and as many pairs."""
 
     right: Literal["solver", "none", "oracle", "learned", "selective"] = "none"
     """Where R_t comes from; "solver" is the exact recurrence with nothing to train."""
@@ -45,13 +45,10 @@ class PairedConfig(TrainConfig):
     width: int = 4
     d_state: int = 16
     num_generators: int = 2
-    coef_range: float = 0.5
-    batch: int = 128
-    """Ordinary examples of a step, and as many pairs."""
     pair_weight: float = 5.0
     eval_batches: int = 16
-    audit_examples: int = 512
-    """Examples of one audit batch; there are `eval_batches` of them."""
+    audit_examples: int = 0
+    """Examples of one audit batch; there are `eval_batches` of them. Without any there is no off-block ratio."""
     controller_width: int = 16
     random_scale: float = 0.3
     """Standard deviation of the entries of random initial generators."""
@@ -278,6 +275,8 @@ class MatrixState:
         metrics = scores(ordinary, self.task.answer(self.ordinary), self.difference(parameters, pair_right), truth)
         if right is not None:
             metrics["identity_pair_nmse"] = nmse(self.difference(parameters, None), truth).tolist()
+        if self.config.audit_examples:
+            metrics["off_block"] = self.off_block_ratio(parameters)
         return metrics
 
     def difference(self, parameters: dict[str, Tensor], right: Tensor | None) -> Tensor:

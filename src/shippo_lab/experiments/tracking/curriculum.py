@@ -44,12 +44,13 @@ class LayerConfig(TrainConfig):
         return tuple(replace(self, name=name, label=label, layer=layer) for name, (label, layer) in layers.items())
 
 
-def held_rate(steps: int, hold: float = 0.3) -> Callable[[int], float]:
+def held_rate(steps: int, hold: float = 0.3, warm_up: int | None = None) -> Callable[[int], float]:
     """step -> factor of the learning rate: warm-up, one until the fraction `hold` of the steps, then a cosine to zero."""
+    warm_up = warm_up or min(WARM_UP, max(1, steps // 10))
 
     def rate(step: int) -> float:
         late = max(0.0, ((step + 1) / steps - hold) / (1 - hold))
-        return min(1.0, (step + 1) / min(WARM_UP, max(1, steps // 10))) * 0.5 * (1 + math.cos(math.pi * late))
+        return min(1.0, (step + 1) / warm_up) * 0.5 * (1 + math.cos(math.pi * late))
 
     return rate
 

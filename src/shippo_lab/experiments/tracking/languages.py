@@ -4,9 +4,8 @@ Claim: A right action is the permutation that a letter makes: it holds for sente
 Protocol: the published suite: train on 3 to 40 tokens, test on 40 to 256; two blocks of width 64, 800 to 2,500 steps
 Time: 15 minutes per row and seed on one CPU core
 
-Where a letter permutes the states of a language (parity, cycle navigation), a right action is the permutation; where
-letters forget (even pairs, arithmetic), the left factor or a second layer has to help (the suite of SLiCE and PD-SSM).
-`docs/state-tracking.md` says which part of the cell does the work, `docs/results/languages.md` has the protocol.
+The suite is that of SLiCE and PD-SSM. `docs/state-tracking.md` says which part of the cell does the work,
+`docs/results/languages.md` has the protocol.
 """
 
 from dataclasses import dataclass, field, replace
@@ -42,9 +41,9 @@ class LanguagesConfig(LayerConfig):
     tokens: int = 1024
 
 
-def rows(base: LanguagesConfig | None = None) -> tuple[LanguagesConfig, ...]:
+def rows(base: LanguagesConfig) -> tuple[LanguagesConfig, ...]:
     """Layers with and without a right action, and others for scale."""
-    return (base or LanguagesConfig()).variants({name: LAYERS[name] for name in ROWS})
+    return base.variants({name: LAYERS[name] for name in ROWS})
 
 
 SMOKE = LanguagesConfig(budget=dict.fromkeys(LANGUAGES, 2), steps=2 * len(LANGUAGES), num_seeds=1, tokens=64, eval_sentences=8)
@@ -87,7 +86,7 @@ def judge(row: lab.FinishedRow, result: lab.Result) -> lab.Verdict | None:
 EXPERIMENT = lab.Experiment(
     name="languages",
     **lab.described(__doc__),
-    presets={"full": rows, "smoke": partial(rows, SMOKE)},
+    presets={"full": partial(rows, LanguagesConfig()), "smoke": partial(rows, SMOKE)},
     train=train,
     columns=tuple(lab.accuracy(name, name) for name in (*LANGUAGES, "average")),
     judge=judge,

@@ -47,9 +47,9 @@ class PlainMqarConfig(LayerConfig):
 SMOKE = PlainMqarConfig(steps=3, num_seeds=1, batch=4, eval_examples=8, eval_every=3, vocab_size=128)
 
 
-def rows(base: PlainMqarConfig | None = None) -> tuple[PlainMqarConfig, ...]:
+def rows(base: PlainMqarConfig) -> tuple[PlainMqarConfig, ...]:
     """With and without a right action, and two other layers for scale."""
-    return (base or PlainMqarConfig()).variants({name: LAYERS[name] for name in ROWS})
+    return base.variants({name: LAYERS[name] for name in ROWS})
 
 
 def train(config: PlainMqarConfig, seeds: tuple[int, ...], session: lab.Session) -> lab.RowResult:
@@ -84,7 +84,7 @@ def judge(row: lab.FinishedRow, result: lab.Result) -> lab.Verdict | None:
 EXPERIMENT = lab.Experiment(
     name="mqar-plain",
     **lab.described(__doc__),
-    presets={"full": rows, "smoke": partial(rows, SMOKE)},
+    presets={"full": partial(rows, PlainMqarConfig()), "smoke": partial(rows, SMOKE)},
     train=train,
     columns=tuple(lab.accuracy(f"recall_{n}_{k}", f"{n} tokens, {k} pairs") for n, k in TEST),
     judge=judge,

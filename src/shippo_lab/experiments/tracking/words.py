@@ -4,9 +4,8 @@ Claim: One layer that may act on its memory multiplies in A5 and S5 far beyond i
 Protocol: one layer, width 64; words up to 16 or 40 elements by a curriculum, 3,000 or 9,000 steps, 3 seeds
 Time: 2 to 5 minutes per row and seed on one CPU core
 
-Trained on words of at most 16 elements of A5 a layer continues for hundreds; without a right action it cannot see order
-(Merrill et al.; Grazzi et al.; PD-SSM). Where words are made of all elements, the learned actions are compared with the
-group (`learned.py`). `docs/results/words.md` has the protocol and how recipes were chosen.
+The task is that of Merrill et al., Grazzi et al. and PD-SSM. `docs/results/words.md` has the protocol, how recipes were
+chosen, and how the learned actions are compared with the group (`learned.py`).
 """
 
 import itertools
@@ -48,13 +47,10 @@ class WordsConfig(LayerConfig):
     tokens: int = WORD_TOKENS
     pairs: bool = False
     """Whether words of two elements alone come first (`curriculum.word_stages`)."""
-    hold: float = 0.3
-    """Fraction of the steps at the full rate."""
     lengths: tuple[int, ...] = LENGTHS
     """Where accuracy is reported."""
     eval_words: int = 256
     steps: int = 9000
-    eval_every: int = 1000
 
     def task(self, seed: int) -> WordTask:
         return WordTask(group=self.group, elements=self.elements, length=self.train_length, seed=seed)
@@ -74,9 +70,8 @@ BARE: dict[str, Any] = {"d_conv": 1}
 WIDE: dict[str, Any] = BARE | {"d_model": 60, "group_width": 5}
 
 
-def rows(base: WordsConfig | None = None) -> tuple[WordsConfig, ...]:
+def rows(base: WordsConfig) -> tuple[WordsConfig, ...]:
     """A5 with every layer; then longer training words, fewer elements, and S5, with and without a right action."""
-    base = base or WordsConfig()
     bare = replace(base, layer=BARE, pairs=True, tokens=2 * base.tokens)
     few = replace(bare, train_length=40, steps=base.steps // 3)
     mixed = replace(few, group="S5", layer=WIDE)
@@ -128,12 +123,9 @@ def train(config: WordsConfig, seeds: tuple[int, ...], session: lab.Session) -> 
         scores |= {"identity": score_identity, "rounded": score_rounded}
     if has_right and config.elements == "all":
         scores["learned"] = partial(learned.report, model, task)
-    loss_at, rate = word_loss(model, task, config.steps, config.tokens, config.pairs), held_rate(config.steps, config.hold)
-
-    def evaluate() -> dict[str, float]:
-        return {"prefix": task.evaluate(model, 64).prefix}
-
-    curves, known, notes = fit(config, session, Trainee(model, loss_at, scores, rate, evaluate))
+    loss_at, rate = word_loss(model, task, config.steps, config.tokens, config.pairs), held_rate(config.steps)
+    trainee = Trainee(model, loss_at, scores, rate, lambda: {"prefix": task.evaluate(model, 64).prefix})
+    curves, known, notes = fit(config, session, trainee)
     close, far = (np.array(known[name]["by_position"]) for name in ("near", "far"))
     metrics = {f"prefix_{n}": float((close if n <= near else far)[:n].mean()) for n in config.lengths}
     metrics[f"last_{PUBLISHED}"] = float(close[PUBLISHED - 1])
@@ -221,7 +213,7 @@ def judge(row: lab.FinishedRow, result: lab.Result) -> lab.Verdict | None:
 EXPERIMENT = lab.Experiment(
     name="words",
     **lab.described(__doc__),
-    presets={"full": rows, "smoke": partial(rows, SMOKE)},
+    presets={"full": partial(rows, WordsConfig()), "smoke": partial(rows, SMOKE)},
     train=train,
     columns=(
         *(lab.accuracy(f"prefix_{n}", f"at {n:,}") for n in LENGTHS),

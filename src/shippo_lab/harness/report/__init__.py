@@ -1,19 +1,13 @@
 """The report: one self-contained HTML page with theory, evidence, speed and an interactive panel.
 
-`assets/page.html` has one mark per part (`<!-- evidence -->`), which `sections.py` renders. A missing result is shown
-with the command that makes it.
+`assets/page.html` is the page, a template of Jinja; `sections.py` renders its parts. A missing result is shown with the
+command that makes it.
 """
 
-import json
 from collections.abc import Iterable
-from importlib import resources
 from pathlib import Path
 
 from shippo_lab.harness.experiment import Experiment
-
-
-def _asset(name: str) -> str:
-    return resources.files("shippo_lab.harness.report").joinpath("assets", name).read_text(encoding="utf-8")
 
 
 def render(experiments: Iterable[Experiment]) -> str:
@@ -22,24 +16,9 @@ def render(experiments: Iterable[Experiment]) -> str:
     from shippo_lab.harness.store import versions
     from shippo_lab.theory import CHECKS, run_check
 
-    parts = {
-        "style": _asset("style.css"),
-        "overview": sections.picture("overview", "Overview of the lift from HiPPO to SHiPPO"),
-        "panel": _asset("panel.html"),
-        "evidence": "".join(map(sections.evidence, experiments)),
-        "theory": sections.theory([run_check(name, check) for name, check in CHECKS.items()]),
-        "speed": sections.speed(),
-        "footer": "<p>shippo-ssm {shippo_ssm}, torch {torch}, Python {python}, {machine}.</p>".format(**versions()),
-        # "</script>" in a string would end the element.
-        "data": json.dumps(sections.panel_data(), separators=(",", ":")).replace("<", "\\u003c"),
-        "script": _asset("panel.js"),
-    }
-    page = _asset("page.html")
-    for name, fragment in parts.items():
-        mark = f"<!-- {name} -->"
-        assert page.count(mark) == 1, f"page.html has no single place for {name}"
-        page = page.replace(mark, fragment)
-    return page
+    checks = [run_check(name, check) for name, check in CHECKS.items()]
+    page = sections.ENVIRONMENT.get_template("page.html")
+    return page.render(vars(sections), experiments=experiments, checks=checks, versions=versions())
 
 
 def write(out: Path, experiments: Iterable[Experiment]) -> Path:
