@@ -87,21 +87,15 @@ def taylor(base: Dual, degree: int) -> Dual:
     return total
 
 
-def arithmetic_of(generator: Tensor) -> tuple[torch.dtype, Scheme]:
-    """The dtype that torch computes exp(generator) in, and the scheme."""
-    dtype = _COMPUTE[generator.dtype]
-    if generator.device.type == "mps" and dtype == torch.float64:
-        dtype = torch.float32
-    return dtype, DOUBLE if generator.dtype in (torch.float64, torch.complex128) else SINGLE
-
-
 def scale_and_square(generator: Tensor, direction: Tensor | None = None, squarings: int | None = None) -> Tensor:
     """exp(generator), or the Frechet derivative L(generator, direction), for tensors [.., P, P].
 
     Every matrix is squared as often as the largest needs it, and keeps the result after its own count. A fixed number of
     `squarings` reads no values; a matrix that needs more, or is not finite, gives NaN.
     """
-    dtype, scheme = arithmetic_of(generator)
+    dtype, scheme = _COMPUTE[generator.dtype], DOUBLE if generator.dtype in (torch.float64, torch.complex128) else SINGLE
+    if generator.device.type == "mps" and dtype == torch.float64:
+        dtype = torch.float32
     matrix = generator.to(dtype)
     norm = matrix.detach().abs().sum(-2).amax(-1)[..., None, None]
     count = torch.log2(torch.where(norm.isfinite(), norm, 0).clamp_min(1e-30) / scheme.theta).ceil().clamp_min(0)
