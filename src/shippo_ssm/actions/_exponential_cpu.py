@@ -16,7 +16,7 @@ import numpy as np
 from shippo_ssm.actions._expm_cpu import LaneScheme, block_kernel, make_exponential
 from shippo_ssm.actions._rotation_cpu import make_rotation
 from shippo_ssm.actions._split_cpu import make_split
-from shippo_ssm.actions.expm import kernel_scheme
+from shippo_ssm.actions.expm import lane_schemes
 from shippo_ssm.actions.kernels import CoordinateMap, Inline, softplus
 from shippo_ssm.engine import LANES, block_reader, block_writer, simd
 
@@ -181,7 +181,7 @@ def right_lanes(dtype: str, width: int, inline: Inline) -> CoordinateMap:
     """The map that a family asks for, to be used inside another kernel: its fill(w) does all."""
     from numba import njit
 
-    maps = coordinate_map(dtype, width, inline, kernel_scheme(dtype, "float64", width), False)
+    maps = coordinate_map(dtype, width, inline, lane_schemes(dtype, width, False)[-1], False)
     prepare, matrices = maps.prepare, maps.fill
 
     @njit(inline="always")

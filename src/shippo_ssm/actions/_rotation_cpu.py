@@ -69,12 +69,29 @@ def pull_lanes(tape: list[Lane]) -> None:
                 parent.adjoint = lane.emit.fma(lane.adjoint, slope, parent.adjoint)
 
 
+def functions_of(emit: Any, s: Any) -> tuple[Any, Any, Any, Any]:
+    """x (1 where it is small), cos(x), sin(x) / x and the derivative of that by x^2, of s = x^2."""
+    build, sines, cosines = emit.builder, sine_series(emit.dtype), cosine_series(emit.dtype)
+    near = build.fcmp_ordered("<", s, emit.constant(SMALL))
+    safe = build.select(near, emit.constant(1.0), s)
+    x = emit.sqrt(safe)
+    sin, cos = sine_and_cosine(emit, x)
+    cos = build.select(near, polynomial(emit, cosines, s), cos)
+    sinc = build.select(near, polynomial(emit, sines, s), build.fdiv(sin, x))
+    # One step of Newton's iteration to cos^2 + sin^2 = 1: what is left is rounding without a preferred sign.
+    off = emit.fma(emit.mul(sinc, sinc), s, emit.fma(cos, cos, emit.constant(-1.0)))
+    half = emit.mul(off, emit.constant(-0.5))
+    cos, sinc = emit.fma(cos, half, cos), emit.fma(sinc, half, sinc)
+    slope = build.fdiv(emit.sub(cos, sinc), emit.add(safe, safe))
+    series = polynomial(emit, [k * weight for k, weight in enumerate(sines)][1:], s)
+    return x, cos, sinc, build.select(near, series, slope)
+
+
 def make_rotation(dtype: str, width: int) -> CoordinateMap:
     """Rotations of LANES tokens, and their gradient."""
     from numba import njit
 
     lanes, size, num_coords, limit = LANES, width * width, width * (width - 1) // 2, largest_angle(dtype)
-    slopes = [k * weight for k, weight in enumerate(sine_series(dtype))][1:]
     num_angles = 2 if width == 4 else 1
     # Vectors of the scratch: coordinates, the step, the matrix or its cotangent, and per angle x its cosine, sin(x) / x and the
     # derivative of that by x^2.
@@ -88,22 +105,8 @@ def make_rotation(dtype: str, width: int) -> CoordinateMap:
 
     @simd(dtype, lanes)
     def trigonometry(emit: Any, w: Any) -> None:
-        build = emit.builder
         for k, square in enumerate(squared_angles(turns(emit, w))):
-            s = square.vector
-            near = build.fcmp_ordered("<", s, emit.constant(SMALL))
-            safe = build.select(near, emit.constant(1.0), s)
-            x = emit.sqrt(safe)
-            sin, cos = sine_and_cosine(emit, x)
-            cos = build.select(near, polynomial(emit, cosine_series(dtype), s), cos)
-            sinc = build.select(near, polynomial(emit, sine_series(dtype), s), build.fdiv(sin, x))
-            # One step of Newton's iteration to cos^2 + sin^2 = 1: what is left is rounding without a preferred sign.
-            off = emit.fma(emit.mul(sinc, sinc), s, emit.fma(cos, cos, emit.constant(-1.0)))
-            half = emit.mul(off, emit.constant(-0.5))
-            cos, sinc = emit.fma(cos, half, cos), emit.fma(sinc, half, sinc)
-            far = build.fdiv(emit.sub(cos, sinc), emit.add(safe, safe))
-            moved = build.select(near, polynomial(emit, slopes, s), far)
-            for place, vector in zip((angle, cosine, ratio, slope), (x, cos, sinc, moved)):
+            for place, vector in zip((angle, cosine, ratio, slope), functions_of(emit, square.vector)):
                 emit[w, place + k * lanes] = vector
 
     def formula(emit: Any, w: Any) -> tuple[list[Lane], list[Lane]]:

@@ -123,22 +123,13 @@ def check_square(op: str, name: str, matrix: Tensor) -> None:
         raise ValueError(f"{op}: `{name}` has dtype {matrix.dtype}; expected a floating or complex one; convert it with .to()")
 
 
-def kernel_scheme(dtype: str, arithmetic: str, width: int, largest: float = math.inf) -> LaneScheme:
-    """The scheme of the compiled kernel for numbers of `dtype` that are computed in `arithmetic`."""
-    if width <= NARROW:
-        scheme = NARROW_DOUBLE if dtype == "float64" else NARROW_SINGLE
-    else:
-        scheme = DOUBLE if dtype == "float64" else ROUNDED if arithmetic == "float32" else SINGLE
-    return LaneScheme(arithmetic, *scheme, largest)
-
-
 def lane_schemes(dtype: str, width: int, backward: bool) -> list[LaneScheme]:
     """How a kernel takes numbers of `dtype`: float32 matrices of moderate norm in their own precision, the rest in float64."""
-    schemes = [kernel_scheme(dtype, "float64", width)]
-    if dtype == "float32":
-        # The errors of many values add up along a product of them; those of gradients do not.
-        schemes = [kernel_scheme(dtype, "float32", width, 8.0 if backward else 2.5), *schemes]
-    return schemes
+    if dtype == "float64":
+        return [LaneScheme("float64", *(NARROW_DOUBLE if width <= NARROW else DOUBLE))]
+    own, wider = (NARROW_SINGLE, NARROW_SINGLE) if width <= NARROW else (ROUNDED, SINGLE)
+    # The errors of many values add up along a product of them; those of gradients do not.
+    return [LaneScheme("float32", *own, 8.0 if backward else 2.5), LaneScheme("float64", *wider)]
 
 
 def launch_schemes(build: Callable, operands: Any, schemes: Sequence[LaneScheme], **constants: Any) -> None:

@@ -91,8 +91,8 @@ class Case(NamedTuple):
 
 
 class Items(NamedTuple):
-    """Work items, each one sequence and one block of groups: the first position of each sequence, [sequences + 1], and its first
-    chunk; of each block the first group, how many, and their part of a set, [blocks, 3]; `most` are those of the largest."""
+    """Work items, each one sequence and one block of groups: the first position of each sequence, [sequences + 1], and its
+    first chunk; of each block the first group, how many, and their part of a set, [blocks, 3]; the largest block has `most`."""
 
     bounds: Any
     first_chunk: Any
@@ -144,9 +144,9 @@ class Scratch(NamedTuple):
 
 
 class Place(NamedTuple):
-    """Where one position of one group is: rows of operands, `dvector` that of its vector's gradient, and cells of scratch: `old`
-    of its old state, decay and numbers, `new` of its new state, `group` in the adjoint. `near` leads to the token of the next
-    position, `far` to one of this block that comes soon."""
+    """Where one position of one group is: rows of operands (`dvector` of the gradient of its vector), and cells of scratch:
+    `old` for its old state, decay and numbers, `new` for its new state, `group` in the adjoint. The next position is `near`
+    tokens away, one of this block that comes soon `far` tokens."""
 
     token: Any
     vector: Any
@@ -433,7 +433,7 @@ def _forward_step(case: Case, *, replays: bool) -> Any:
 def _backward_step(case: Case) -> Any:
     """One position of one group, backwards: the adjoint of the new state becomes that of the old one."""
     dtype, order, width, rank, has_right, has_seen, varying, *_ = case
-    row, streamed = case.row, case.streamed
+    row = case.row
     # The sums of this step fill the registers already: a vector may take no more than one.
     lanes = min(simd_lanes(dtype, order), register_lanes(dtype))
     columns = tile_columns(dtype, lanes)
@@ -501,24 +501,26 @@ def _backward_step(case: Case) -> Any:
                 store_slope(n, emit.load_rows(adjoint, emit.at(state, n), width, row))
         emit.store_sums(out.step, token, [dsteps.get()])
         if has_right:
-            _store_dright(emit, states, old_state, moved, out.right, emit.times(token, width * width))
-
-    def _store_dright(emit: Emitter, states: Pointer, old: Any, moved: Pointer, dright: Pointer, start: Any) -> None:
-        # H_old^T M in tiles of two by four: eight sums, six operands, within sixteen registers.
-        for top in range(0, width, 2):
-            for left in range(0, width, 4):
-                high, wide = min(2, width - top), min(4, width - left)
-                tile = [[emit.variable() for _ in range(wide)] for _ in range(high)]
-                for n in emit.blocks(order):
-                    columns = emit.load_rows(moved, emit.at(n, left * row), wide, row)
-                    for line, h in zip(tile, emit.load_rows(states, emit.at(old, n, top * row), high, row)):
-                        for total, m in zip(line, columns):
-                            total.set(emit.fma(h, m, total.get()))
-                for p, line in enumerate(tile, start=top):
-                    place = emit.at(start, p * width + left)
-                    emit.store_sums(dright, place, [total.get() for total in line], streamed=streamed and width % 4 == 0)
+            _store_dright(emit, case, states, old_state, moved, out.right, emit.times(token, width * width))
 
     return backward_step
+
+
+def _store_dright(emit: Emitter, case: Case, states: Pointer, old: Any, moved: Pointer, dright: Pointer, start: Any) -> None:
+    """H_old^T M in tiles of two by four: eight sums, six operands, within sixteen registers."""
+    width, row, streamed = case.width, case.row, case.streamed and case.width % 4 == 0
+    for top in range(0, width, 2):
+        for left in range(0, width, 4):
+            high, wide = min(2, width - top), min(4, width - left)
+            tile = [[emit.variable() for _ in range(wide)] for _ in range(high)]
+            for n in emit.blocks(case.order):
+                columns = emit.load_rows(moved, emit.at(n, left * row), wide, row)
+                for line, h in zip(tile, emit.load_rows(states, emit.at(old, n, top * row), high, row)):
+                    for total, m in zip(line, columns):
+                        total.set(emit.fma(h, m, total.get()))
+            for p, line in enumerate(tile, start=top):
+                place = emit.at(start, p * width + left)
+                emit.store_sums(dright, place, [total.get() for total in line], streamed=streamed)
 
 
 def _product(emit: Emitter, rows: list[Any], matrix: Pointer, start: Any, stride: int) -> list[Any]:
