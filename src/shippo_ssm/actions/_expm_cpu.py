@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from shippo_ssm.engine import LANES, block_reader, block_writer, register_lanes, simd
+from shippo_ssm.engine import LANES, block_reader, block_writer, simd, tile_columns
 
 # Up to this width exp is taken as a polynomial of degree 3 in A.
 NARROW = 4
@@ -67,10 +67,7 @@ def entries(emit: Any, width: int) -> Iterator[Any]:
 def make_product(arithmetic: str, width: int, start: str = "") -> Callable[..., None]:
     """multiply(w, a, b, c): c = a b; c + a b for the start "c", and 2 a + a b for "2 a"."""
     lanes, row_size = LANES, width * LANES
-    # Half of the registers hold totals: 16 of 32 with AVX-512, 8 of 16 without; a vector may take two.
-    register = register_lanes(arithmetic)
-    registers = 16 if register * np.dtype(arithmetic).itemsize == 64 else 8
-    rows, columns = tile(width, registers // max(1, lanes // register))
+    rows, columns = tile(width, tile_columns(arithmetic, lanes))
 
     @simd(arithmetic, lanes)
     def multiply(emit: Any, w: Any, a: Any, b: Any, c: Any) -> None:

@@ -48,7 +48,7 @@ def register_lanes(dtype: str) -> int:
 
 
 def tile_columns(dtype: str, lanes: int) -> int:
-    """Columns of a tile of vectors of `lanes`: its sums take half of the vector registers, its operands the rest."""
+    """Columns, or entries, of a tile of vectors of `lanes`: sums take half of the vector registers, operands the rest."""
     registers = 32 if _has("avx512f") else 16
     return max(1, registers // 2 * register_lanes(dtype) // max(lanes, register_lanes(dtype)))
 
@@ -169,11 +169,8 @@ class Emitter:
         static = isinstance(length, int)
         whole = length // self.lanes if static else self.builder.sdiv(length, self._as_index(self.lanes))
         start = self.times(whole, self.lanes)
-        if static and whole == 1:
-            yield self._as_index(0)
-        else:
-            for block in self.each(whole):
-                yield self.times(block, self.lanes)
+        for block in self.each(whole):
+            yield self.times(block, self.lanes)
         self._active = length - start if static else 1
         if not static:
             for element in self.each(self.builder.sub(length, start)):
@@ -183,19 +180,18 @@ class Emitter:
         self._active = self.lanes
 
     def each(self, length: Any) -> Iterator[Any]:
-        """The numbers of `range(length)`, one after another: a run-time loop, none for a length of 0."""
-        if not isinstance(length, int) or length:
+        """The numbers of `range(length)`, one after another: a run-time loop unless there is at most one."""
+        if isinstance(length, int) and length < 2:
+            yield from [self._as_index(0)] * length
+        else:
             with self.cgutils.for_range(self.builder, self._as_index(length)) as loop:
                 yield loop.index
 
     def strips(self, length: int, size: int) -> Iterator[tuple[Any, int]]:
         """(start, count) of the strips of `size` that cover `range(length)`: a run-time loop, and the rest as one more."""
         whole, rest = divmod(length, size)
-        if whole == 1:
-            yield self._as_index(0), size
-        else:
-            for strip in self.each(whole):
-                yield self.times(strip, size), size
+        for strip in self.each(whole):
+            yield self.times(strip, size), size
         if rest:
             yield self._as_index(whole * size), rest
 
