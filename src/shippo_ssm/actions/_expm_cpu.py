@@ -19,8 +19,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from shippo_ssm.actions.kernels import Scratch
-from shippo_ssm.engine import LANES, block_reader, block_writer, register_lanes, simd
+from shippo_ssm.engine import LANES, block_reader, block_writer, simd, tile_columns
 
 # Up to this width exp is taken as a polynomial of degree 3 in A.
 NARROW = 4
@@ -68,31 +67,28 @@ def entries(emit: Any, width: int) -> Iterator[Any]:
 def make_product(arithmetic: str, width: int, start: str = "") -> Callable[..., None]:
     """multiply(w, a, b, c): c = a b; c + a b for the start "c", and 2 a + a b for "2 a"."""
     lanes, row_size = LANES, width * LANES
-    # Half of the registers hold totals: 16 of 32 with AVX-512, 8 of 16 without; a vector may take two.
-    register = register_lanes(arithmetic)
-    registers = 16 if register * np.dtype(arithmetic).itemsize == 64 else 8
-    rows, columns = tile(width, registers // max(1, lanes // register))
+    rows, columns = tile(width, tile_columns(arithmetic, lanes))
 
     @simd(arithmetic, lanes)
     def multiply(emit: Any, w: Any, a: Any, b: Any, c: Any) -> None:
-        s, part = Scratch(emit, w), [(i, j) for i in range(rows) for j in range(columns)]
+        part = [(i, j) for i in range(rows) for j in range(columns)]
         for row, _ in emit.strips(width, rows):
             for column, _ in emit.strips(width, columns):
                 above, beside = emit.times(row, row_size), emit.times(column, lanes)
                 places = [emit.at(c, above, beside, i * row_size + j * lanes) for i, j in part]
-                totals = [s[place] for place in places] if start == "c" else []
+                totals = [emit[w, place] for place in places] if start == "c" else []
                 if start == "2 a":
-                    whole = [s[a, above, beside, i * row_size + j * lanes] for i, j in part]
+                    whole = [emit[w, a, above, beside, i * row_size + j * lanes] for i, j in part]
                     totals = [emit.add(entry, entry) for entry in whole]
                 for k in range(width):
-                    left = [s[a, above, i * row_size + k * lanes] for i in range(rows)]
-                    right = [s[b, beside, k * row_size + j * lanes] for j in range(columns)]
+                    left = [emit[w, a, above, i * row_size + k * lanes] for i in range(rows)]
+                    right = [emit[w, b, beside, k * row_size + j * lanes] for j in range(columns)]
                     if totals:
                         totals = [emit.fma(left[i], right[j], total) for (i, j), total in zip(part, totals)]
                     else:
                         totals = [emit.mul(left[i], right[j]) for i, j in part]
                 for place, total in zip(places, totals):
-                    s[place] = total
+                    emit[w, place] = total
 
     return multiply
 
@@ -105,20 +101,19 @@ def make_measure(arithmetic: str, width: int, theta: float, target: int) -> Call
 
     @simd(arithmetic, lanes)
     def column_sums(emit: Any, w: Any) -> None:
-        s, build, zero = Scratch(emit, w), emit.builder, emit.constant(0.0)
+        build, zero = emit.builder, emit.constant(0.0)
         largest = zero
         for j in range(width):
             total = zero
             for i in range(width):
-                entry = s[i * row_size + j * lanes]
+                entry = emit[w, i * row_size + j * lanes]
                 total = emit.add(total, build.select(build.fcmp_ordered("<", entry, zero), build.fneg(entry), entry))
             # Unordered: a NaN is kept.
             largest = build.select(build.fcmp_unordered(">", total, largest), total, largest)
-        s[target] = largest
-        s[target, lanes] = zero
+        emit[w, target], emit[w, target, lanes] = largest, zero
         above = build.select(build.fcmp_unordered(">", largest, emit.constant(theta)), emit.constant(1.0), zero)
         with emit.when_any(above):
-            s[target, lanes] = emit.constant(1.0)
+            emit[w, target, lanes] = emit.constant(1.0)
 
     @njit(inline="always")
     def measure(w):
@@ -137,7 +132,7 @@ def make_measure(arithmetic: str, width: int, theta: float, target: int) -> Call
                 squarings += 1
             w[target + lane], w[target + lanes + lane] = factor, squarings
             most = max(most, squarings)
-        return most, top if finite else -1.0
+        return most, top if finite else -1.0 - top
 
     return measure
 
@@ -165,15 +160,15 @@ def wide_core(arithmetic: str, width: int, degree: int) -> Core:
         # coef[first] I + coef[first + 1] x + sum_k coef[first + k] powers[k - 2]; the tangent has no I.
         @simd(arithmetic, lanes)
         def combine(emit: Any, w: Any, coef: Any, first: Any, x: Any, powers: Any, out: Any) -> None:
-            s, splats = Scratch(emit, w), [emit.splat(coef, emit.at(first, k)) for k in range(terms)]
+            splats = [emit.splat(coef, emit.at(first, k)) for k in range(terms)]
             for entry in entries(emit, width):
-                total = emit.mul(splats[1], s[x, entry])
+                total = emit.mul(splats[1], emit[w, x, entry])
                 for k in range(2, terms):
-                    total = emit.fma(splats[k], s[powers, entry, (k - 2) * slot], total)
-                s[out, entry] = total
+                    total = emit.fma(splats[k], emit[w, powers, entry, (k - 2) * slot], total)
+                emit[w, out, entry] = total
             for row in emit.each(width if plain else 0):
-                place = out, emit.times(row, row_size + lanes)
-                s[place] = emit.add(s[place], splats[0])
+                place = w, out, emit.times(row, row_size + lanes)
+                emit[place] = emit.add(emit[place], splats[0])
 
         return combine
 
@@ -239,12 +234,11 @@ def narrow_core(arithmetic: str, width: int, degree: int) -> Core:
         for column in range(0, width, columns)
     ]
 
-    def reader(s: Scratch, base: Any) -> Callable[[int, int], Any]:
-        return lambda i, j: s[base, i * row_size + j * lanes]
+    def reader(emit: Any, w: Any, base: Any) -> Callable[[int, int], Any]:
+        return lambda i, j: emit[w, base, i * row_size + j * lanes]
 
-    def multiply(s: Scratch, target: Any, start: Any, *factors: tuple[Any, Any]) -> None:
+    def multiply(emit: Any, w: Any, target: Any, start: Any, *factors: tuple[Any, Any]) -> None:
         """target = start + the products of all pairs of factors; each is a function of the place of an entry."""
-        emit = s.emit
         for part in parts:
             totals = [start(i, j) if start else None for i, j in part]
             for left, right in factors:
@@ -256,7 +250,7 @@ def narrow_core(arithmetic: str, width: int, degree: int) -> Core:
                         for (i, j), total in zip(part, totals)
                     ]
             for (i, j), total in zip(part, totals):
-                s[target, i * row_size + j * lanes] = total
+                emit[w, target, i * row_size + j * lanes] = total
             emit.forget()
 
     def inner(emit: Any, x: Any, y: Any) -> Any:
@@ -299,25 +293,23 @@ def narrow_core(arithmetic: str, width: int, degree: int) -> Core:
 
     @simd(arithmetic, lanes)
     def powers(emit: Any, w: Any) -> None:
-        s = Scratch(emit, w)
-        a = reader(s, 0)
-        multiply(s, square_at, None, (a, a))
+        a = reader(emit, w, 0)
+        multiply(emit, w, square_at, None, (a, a))
 
     @simd(arithmetic, lanes)
     def value(emit: Any, w: Any, target: Any) -> None:
-        s = Scratch(emit, w)
-        a, square, factor = (reader(s, base) for base in (0, square_at, factor_at))
+        a, square, factor = (reader(emit, w, base) for base in (0, square_at, factor_at))
         (c0, c1, c2, c3), _, _ = horner(emit, symmetric_functions(emit, a, square))
         for i, j in entries:
-            s[factor_at + i * row_size + j * lanes] = affine(emit, c3, a, c2)(i, j)
+            emit[w, factor_at + i * row_size + j * lanes] = affine(emit, c3, a, c2)(i, j)
         emit.forget()
-        multiply(s, target, affine(emit, c1, a, c0), (square, factor))
+        multiply(emit, w, target, affine(emit, c1, a, c0), (square, factor))
 
     @simd(arithmetic, lanes)
     def derivative(emit: Any, w: Any, cotangent: Any, target: Any) -> None:
-        s, half = Scratch(emit, w), emit.constant(0.5)
-        a, square, g, moved, factor = (reader(s, base) for base in (0, square_at, cotangent, moved_at, factor_at))
-        multiply(s, moved_at, None, (g, a))
+        half = emit.constant(0.5)
+        a, square, g, moved, factor = (reader(emit, w, base) for base in (0, square_at, cotangent, moved_at, factor_at))
+        multiply(emit, w, moved_at, None, (g, a))
         functions = symmetric_functions(emit, a, square)
         (_, c1, c2, c3), tops, power = horner(emit, functions)
         # s0 .. s3: G, G, G A and G A against the transposes of I, A, A and A^2.
@@ -336,12 +328,12 @@ def narrow_core(arithmetic: str, width: int, degree: int) -> Core:
             total = emit.fma(c2, g(i, j), emit.mul(c3, moved(i, j)))
             total = emit.fma(halves[1], a(i, j), emit.fma(halves[2], square(i, j), total))
             total = emit.add(total, halves[0]) if i == j else total
-            s[factor_at + i * row_size + j * lanes] = total
+            emit[w, factor_at + i * row_size + j * lanes] = total
         emit.forget()
         # Over G A, which is not needed any more: X + c3 A G.
-        multiply(s, moved_at, factor, (lambda i, j: emit.mul(c3, a(i, j)), g))
+        multiply(emit, w, moved_at, factor, (lambda i, j: emit.mul(c3, a(i, j)), g))
         # c1 G + q1 I + X A + A (X + c3 A G).
-        multiply(s, target, affine(emit, c1, g, q[0]), (factor, a), (a, moved))
+        multiply(emit, w, target, affine(emit, c1, g, q[0]), (factor, a), (a, moved))
 
     return 6, powers, value, derivative
 
@@ -349,8 +341,8 @@ def narrow_core(arithmetic: str, width: int, degree: int) -> Core:
 def make_exponential(dtype: str, width: int, scheme: LaneScheme, backward: bool) -> tuple[int, Any, Any]:
     """The exponential of LANES matrices in a scratch array: A stands first; for a gradient A^T, and the cotangent behind it.
 
-    Returns the size of the scratch; measure(w) -> the most squarings of a lane, and the largest norm, or -1 for what is
-    not finite; and run(w, most, top) -> where the result stands.
+    Returns the size of the scratch; measure(w) -> the most squarings of a lane, and the largest finite norm, or -1 minus that
+    where others are not finite; and run(w, most, top) -> where the result stands.
     """
     from numba import njit
 
@@ -370,25 +362,22 @@ def make_exponential(dtype: str, width: int, scheme: LaneScheme, backward: bool)
 
     @simd(arithmetic, lanes)
     def scale(emit: Any, w: Any, target: Any) -> None:
-        s = Scratch(emit, w)
-        factor = s[factors]
+        factor = emit[w, factors]
         for entry in entries(emit, width):
-            s[target, entry] = emit.mul(s[target, entry], factor)
+            emit[w, target, entry] = emit.mul(emit[w, target, entry], factor)
 
     @simd(arithmetic, lanes)
     def add_identity(emit: Any, w: Any, target: Any) -> None:
-        s = Scratch(emit, w)
         for i in range(width):
-            place = target, i * (width + 1) * lanes
-            s[place] = emit.add(s[place], emit.constant(1.0))
+            place = w, target, i * (width + 1) * lanes
+            emit[place] = emit.add(emit[place], emit.constant(1.0))
 
     @simd(arithmetic, lanes)
     def keep_finished(emit: Any, w: Any, old: Any, new: Any) -> None:
         """Lanes without squarings left take the old value again."""
-        s = Scratch(emit, w)
-        going = emit.builder.fcmp_ordered(">", s[left], emit.constant(0.0))
+        going = emit.builder.fcmp_ordered(">", emit[w, left], emit.constant(0.0))
         for entry in entries(emit, width):
-            s[new, entry] = emit.builder.select(going, s[new, entry], s[old, entry])
+            emit[w, new, entry] = emit.builder.select(going, emit[w, new, entry], emit[w, old, entry])
 
     @njit(inline="always")
     def finish(w, old, new, change):
@@ -452,7 +441,7 @@ def block_kernel(scheme: LaneScheme, scratch: int, measure: Callable, load: Call
             here = min(lanes, given.count - first)
             load(given, first, here, w)
             most, top = measure(w)
-            if top > largest:
+            if max(top, -1.0 - top) > largest:
                 continue
             todo[block] = 0
             finish(given, first, here, w, most, top)

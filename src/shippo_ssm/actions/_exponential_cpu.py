@@ -16,8 +16,8 @@ import numpy as np
 from shippo_ssm.actions._expm_cpu import LaneScheme, block_kernel, make_exponential
 from shippo_ssm.actions._rotation_cpu import make_rotation
 from shippo_ssm.actions._split_cpu import make_split
-from shippo_ssm.actions.expm import kernel_scheme
-from shippo_ssm.actions.kernels import CoordinateMap, Inline, Scratch, softplus
+from shippo_ssm.actions.expm import lane_schemes
+from shippo_ssm.actions.kernels import CoordinateMap, Inline, softplus
 from shippo_ssm.engine import LANES, block_reader, block_writer, simd
 
 
@@ -79,16 +79,16 @@ def make_generated(dtype: str, width: int, inline: Inline, scheme: LaneScheme, b
 
     @simd(arithmetic, lanes)
     def generate(emit: Any, w: Any) -> None:
-        s = Scratch(emit, w)
-        step = s[step_at]
-        entries = make_entries(emit, [coefficient(emit, k, x)[0] for k, x in enumerate(s.rows(coords, count))])
+        step = emit[w, step_at]
+        parts = [coefficient(emit, k, x)[0] for k, x in enumerate(emit.load_rows(w, coords, count, lanes))]
+        entries = make_entries(emit, parts)
         if bounded:
             excess = emit.mul(larger(emit, rows_of(emit, entries)[1], emit.constant(0.0)), emit.constant(margin))
             for i in range(width):
                 entries[i * width + i] = emit.sub(entries[i * width + i], excess)
         for k, entry in enumerate(entries):
             place = k % width * width + k // width if backward else k
-            s[place * lanes] = emit.mul(entry, step)
+            emit[w, place * lanes] = emit.mul(entry, step)
 
     def pull_bound(emit: Any, gradient: list[Any], entries: list[Any]) -> list[Any]:
         """The gradient by A before it was bounded: the diagonal lost the largest sum, or several equal ones in equal parts."""
@@ -112,9 +112,8 @@ def make_generated(dtype: str, width: int, inline: Inline, scheme: LaneScheme, b
 
     @simd(arithmetic, lanes)
     def pull(emit: Any, w: Any, gradient: Any) -> None:
-        s = Scratch(emit, w)
-        step, by_entry = s[step_at], [s[gradient, place * lanes] for place in range(size)]
-        parts, slopes = zip(*(coefficient(emit, k, x) for k, x in enumerate(s.rows(coords, count))))
+        step, by_entry = emit[w, step_at], emit.load_rows(w, gradient, size, lanes)
+        parts, slopes = zip(*(coefficient(emit, k, x) for k, x in enumerate(emit.load_rows(w, coords, count, lanes))))
         if bounded:
             by_entry = pull_bound(emit, by_entry, make_entries(emit, parts))
         # By Euler's rule also where A is bounded: that is homogeneous in A.
@@ -123,8 +122,8 @@ def make_generated(dtype: str, width: int, inline: Inline, scheme: LaneScheme, b
             by_part = functools.reduce(emit.add, [signed(emit, by_entry[place], sign) for place, sign in taken])
             d_step = emit.fma(by_part, part, d_step)
             by_part = by_part if slope is None else emit.mul(by_part, slope)
-            s[coords + k * lanes] = emit.mul(by_part, step)
-        s[step_at] = d_step
+            emit[w, coords + k * lanes] = emit.mul(by_part, step)
+        emit[w, step_at] = d_step
 
     @njit(inline="always")
     def prepare(w):
@@ -142,9 +141,9 @@ def coordinate_map(dtype: str, width: int, inline: Inline, scheme: LaneScheme, b
     """The map that a family asks for."""
     if inline.kind == "rotation":
         return make_rotation(dtype, width)
-    return (
-        make_split(dtype, width, inline) if inline.kind == "split" else make_generated(dtype, width, inline, scheme, backward)
-    )
+    if inline.kind == "split":
+        return make_split(dtype, width, inline)
+    return make_generated(dtype, width, inline, scheme, backward)
 
 
 def build_family(dtype: str, width: int, inline: Inline, scheme: LaneScheme, backward: bool) -> Callable[..., None]:
@@ -153,7 +152,7 @@ def build_family(dtype: str, width: int, inline: Inline, scheme: LaneScheme, bac
 
     maps = coordinate_map(dtype, width, inline, scheme, backward)
     arithmetic, scratch, num_coords, coords_at, step_at, matrix_at, cotangent_at, prepare, fill, pull_back = maps
-    has_matrix, matrix_at = matrix_at is not None, matrix_at or 0
+    reads_matrix, matrix_at = backward and matrix_at is not None, matrix_at or 0
     read_coords, write_coords = (block(dtype, arithmetic, num_coords) for block in (block_reader, block_writer))
     read_step, write_step = (block(dtype, arithmetic, 1) for block in (block_reader, block_writer))
     read_matrix, write_matrix = (block(dtype, arithmetic, width * width) for block in (block_reader, block_writer))
@@ -165,9 +164,9 @@ def build_family(dtype: str, width: int, inline: Inline, scheme: LaneScheme, bac
 
     @njit(inline="always")
     def finish(given, first, here, w, squarings, norm):
+        if reads_matrix:
+            read_matrix(given.right, first, here, w, matrix_at)
         if backward:
-            if has_matrix:
-                read_matrix(given.right, first, here, w, matrix_at)
             read_matrix(given.cotangent, first, here, w, cotangent_at)
             pull_back(w, squarings, norm)
             write_coords(w, coords_at, given.d_coords, first, here)
@@ -182,7 +181,7 @@ def right_lanes(dtype: str, width: int, inline: Inline) -> CoordinateMap:
     """The map that a family asks for, to be used inside another kernel: its fill(w) does all."""
     from numba import njit
 
-    maps = coordinate_map(dtype, width, inline, kernel_scheme(dtype, "float64", width), False)
+    maps = coordinate_map(dtype, width, inline, lane_schemes(dtype, width, False)[-1], False)
     prepare, matrices = maps.prepare, maps.fill
 
     @njit(inline="always")

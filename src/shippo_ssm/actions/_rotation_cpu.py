@@ -11,7 +11,6 @@ from typing import Any
 
 from shippo_ssm.actions.kernels import (
     CoordinateMap,
-    Scratch,
     cosine_series,
     largest_angle,
     polynomial,
@@ -70,12 +69,29 @@ def pull_lanes(tape: list[Lane]) -> None:
                 parent.adjoint = lane.emit.fma(lane.adjoint, slope, parent.adjoint)
 
 
+def functions_of(emit: Any, s: Any) -> tuple[Any, Any, Any, Any]:
+    """x (1 where it is small), cos(x), sin(x) / x and the derivative of that by x^2, of s = x^2."""
+    build, sines, cosines = emit.builder, sine_series(emit.dtype), cosine_series(emit.dtype)
+    near = build.fcmp_ordered("<", s, emit.constant(SMALL))
+    safe = build.select(near, emit.constant(1.0), s)
+    x = emit.sqrt(safe)
+    sin, cos = sine_and_cosine(emit, x)
+    cos = build.select(near, polynomial(emit, cosines, s), cos)
+    sinc = build.select(near, polynomial(emit, sines, s), build.fdiv(sin, x))
+    # One step of Newton's iteration to cos^2 + sin^2 = 1: what is left is rounding without a preferred sign.
+    off = emit.fma(emit.mul(sinc, sinc), s, emit.fma(cos, cos, emit.constant(-1.0)))
+    half = emit.mul(off, emit.constant(-0.5))
+    cos, sinc = emit.fma(cos, half, cos), emit.fma(sinc, half, sinc)
+    slope = build.fdiv(emit.sub(cos, sinc), emit.add(safe, safe))
+    series = polynomial(emit, [k * weight for k, weight in enumerate(sines)][1:], s)
+    return x, cos, sinc, build.select(near, series, slope)
+
+
 def make_rotation(dtype: str, width: int) -> CoordinateMap:
     """Rotations of LANES tokens, and their gradient."""
     from numba import njit
 
     lanes, size, num_coords, limit = LANES, width * width, width * (width - 1) // 2, largest_angle(dtype)
-    slopes = [k * weight for k, weight in enumerate(sine_series(dtype))][1:]
     num_angles = 2 if width == 4 else 1
     # Vectors of the scratch: coordinates, the step, the matrix or its cotangent, and per angle x its cosine, sin(x) / x and the
     # derivative of that by x^2.
@@ -83,34 +99,20 @@ def make_rotation(dtype: str, width: int) -> CoordinateMap:
     matrix = step_at + lanes
     angle, cosine, ratio, slope, scratch = (matrix + (size + k * num_angles) * lanes for k in range(5))
 
-    def turns(s: Scratch) -> list[Lane]:
-        tape, step = [], s[step_at]
-        return [Lane(s.emit, tape, s.emit.mul(x, step)) for x in s.rows(0, num_coords)]
+    def turns(emit: Any, w: Any) -> list[Lane]:
+        tape, step = [], emit[w, step_at]
+        return [Lane(emit, tape, emit.mul(x, step)) for x in emit.load_rows(w, 0, num_coords, lanes)]
 
     @simd(dtype, lanes)
     def trigonometry(emit: Any, w: Any) -> None:
-        build, scratch = emit.builder, Scratch(emit, w)
-        for k, square in enumerate(squared_angles(turns(scratch))):
-            s = square.vector
-            near = build.fcmp_ordered("<", s, emit.constant(SMALL))
-            safe = build.select(near, emit.constant(1.0), s)
-            x = emit.sqrt(safe)
-            sin, cos = sine_and_cosine(emit, x)
-            cos = build.select(near, polynomial(emit, cosine_series(dtype), s), cos)
-            sinc = build.select(near, polynomial(emit, sine_series(dtype), s), build.fdiv(sin, x))
-            # One step of Newton's iteration to cos^2 + sin^2 = 1: what is left is rounding without a preferred sign.
-            off = emit.fma(emit.mul(sinc, sinc), s, emit.fma(cos, cos, emit.constant(-1.0)))
-            half = emit.mul(off, emit.constant(-0.5))
-            cos, sinc = emit.fma(cos, half, cos), emit.fma(sinc, half, sinc)
-            far = build.fdiv(emit.sub(cos, sinc), emit.add(safe, safe))
-            moved = build.select(near, polynomial(emit, slopes, s), far)
-            for place, vector in zip((angle, cosine, ratio, slope), (x, cos, sinc, moved)):
-                scratch[place + k * lanes] = vector
+        for k, square in enumerate(squared_angles(turns(emit, w))):
+            for place, vector in zip((angle, cosine, ratio, slope), functions_of(emit, square.vector)):
+                emit[w, place + k * lanes] = vector
 
-    def formula(s: Scratch) -> tuple[list[Lane], list[Lane]]:
-        emit, leaves, trig = s.emit, turns(s), []
+    def formula(emit: Any, w: Any) -> tuple[list[Lane], list[Lane]]:
+        leaves, trig = turns(emit, w), []
         for k, square in enumerate(squared_angles(leaves)):
-            cos, sinc, moved = (s[place + k * lanes] for place in (cosine, ratio, slope))
+            cos, sinc, moved = (emit[w, place + k * lanes] for place in (cosine, ratio, slope))
             # d cos(x) / d(x^2) = -sin(x) / (2 x).
             down = emit.mul(sinc, emit.constant(-0.5))
             pair = (cos, down), (sinc, moved)
@@ -119,20 +121,18 @@ def make_rotation(dtype: str, width: int) -> CoordinateMap:
 
     @simd(dtype, lanes)
     def multiply_out(emit: Any, w: Any) -> None:
-        s = Scratch(emit, w)
-        s.set_rows(matrix, [entry.vector for entry in formula(s)[1]])
+        emit.store_rows(w, matrix, [entry.vector for entry in formula(emit, w)[1]], lanes)
 
     @simd(dtype, lanes)
     def pull_matrix(emit: Any, w: Any) -> None:
-        s = Scratch(emit, w)
-        leaves, entries = formula(s)
-        for entry, adjoint in zip(entries, s.rows(matrix, size)):
+        leaves, entries = formula(emit, w)
+        for entry, adjoint in zip(entries, emit.load_rows(w, matrix, size, lanes)):
             # One lane may stand in two places of the matrix.
             entry.adjoint = adjoint if entry.adjoint is None else emit.add(entry.adjoint, adjoint)
         pull_lanes(leaves[0].tape)
-        pulled, step = [leaf.adjoint for leaf in leaves], s[step_at]
-        s[step_at] = emit.dot(pulled, s.rows(0, num_coords))
-        s.set_rows(0, [emit.mul(adjoint, step) for adjoint in pulled])
+        pulled, step = [leaf.adjoint for leaf in leaves], emit[w, step_at]
+        emit[w, step_at] = emit.dot(pulled, emit.load_rows(w, 0, num_coords, lanes))
+        emit.store_rows(w, 0, [emit.mul(adjoint, step) for adjoint in pulled], lanes)
 
     @njit(inline="always")
     def prepare(w):

@@ -87,21 +87,15 @@ def taylor(base: Dual, degree: int) -> Dual:
     return total
 
 
-def arithmetic_of(generator: Tensor) -> tuple[torch.dtype, Scheme]:
-    """The dtype that torch computes exp(generator) in, and the scheme."""
-    dtype = _COMPUTE[generator.dtype]
-    if generator.device.type == "mps" and dtype == torch.float64:
-        dtype = torch.float32
-    return dtype, DOUBLE if generator.dtype in (torch.float64, torch.complex128) else SINGLE
-
-
 def scale_and_square(generator: Tensor, direction: Tensor | None = None, squarings: int | None = None) -> Tensor:
     """exp(generator), or the Frechet derivative L(generator, direction), for tensors [.., P, P].
 
     Every matrix is squared as often as the largest needs it, and keeps the result after its own count. A fixed number of
     `squarings` reads no values; a matrix that needs more, or is not finite, gives NaN.
     """
-    dtype, scheme = arithmetic_of(generator)
+    dtype, scheme = _COMPUTE[generator.dtype], DOUBLE if generator.dtype in (torch.float64, torch.complex128) else SINGLE
+    if generator.device.type == "mps" and dtype == torch.float64:
+        dtype = torch.float32
     matrix = generator.to(dtype)
     norm = matrix.detach().abs().sum(-2).amax(-1)[..., None, None]
     count = torch.log2(torch.where(norm.isfinite(), norm, 0).clamp_min(1e-30) / scheme.theta).ceil().clamp_min(0)
@@ -129,22 +123,13 @@ def check_square(op: str, name: str, matrix: Tensor) -> None:
         raise ValueError(f"{op}: `{name}` has dtype {matrix.dtype}; expected a floating or complex one; convert it with .to()")
 
 
-def kernel_scheme(dtype: str, arithmetic: str, width: int, largest: float = math.inf) -> LaneScheme:
-    """The scheme of the compiled kernel for numbers of `dtype` that are computed in `arithmetic`."""
-    if width <= NARROW:
-        scheme = NARROW_DOUBLE if dtype == "float64" else NARROW_SINGLE
-    else:
-        scheme = DOUBLE if dtype == "float64" else ROUNDED if arithmetic == "float32" else SINGLE
-    return LaneScheme(arithmetic, *scheme, largest)
-
-
 def lane_schemes(dtype: str, width: int, backward: bool) -> list[LaneScheme]:
     """How a kernel takes numbers of `dtype`: float32 matrices of moderate norm in their own precision, the rest in float64."""
-    schemes = [kernel_scheme(dtype, "float64", width)]
-    if dtype == "float32":
-        # The errors of many values add up along a product of them; those of gradients do not.
-        schemes = [kernel_scheme(dtype, "float32", width, 8.0 if backward else 2.5), *schemes]
-    return schemes
+    if dtype == "float64":
+        return [LaneScheme("float64", *(NARROW_DOUBLE if width <= NARROW else DOUBLE))]
+    own, wider = (NARROW_SINGLE, NARROW_SINGLE) if width <= NARROW else (ROUNDED, SINGLE)
+    # The errors of many values add up along a product of them; those of gradients do not.
+    return [LaneScheme("float32", *own, 8.0 if backward else 2.5), LaneScheme("float64", *wider)]
 
 
 def launch_schemes(build: Callable, operands: Any, schemes: Sequence[LaneScheme], **constants: Any) -> None:

@@ -150,11 +150,6 @@ def make_factors(width: int, sizes: Sequence[int]) -> list[Factor]:
     return out + [kind(width, i, j) for kind, size in ((Rotation, sizes[1]), (Shear, sizes[2])) for i, j in pairs[:size]]
 
 
-def largest_decay(dtype: torch.dtype) -> float:
-    """The limit of step softplus(d) that keeps R invertible in floating point."""
-    return 0.9 * math.log(torch.finfo(dtype).max)
-
-
 def positive_part(x: Tensor) -> Tensor:
     """max(x, 0) with slope one at zero: `clamp_min` has slope zero there since torch 2.14, as `relu` always had."""
     return torch.where(x < 0, 0.0, x)
@@ -167,7 +162,9 @@ def coefficients(coords: Tensor, step: Tensor, num_diagonals: int, clamp: int = 
     decay, rest = coords[..., :num_diagonals], coords[..., num_diagonals:]
     if clamp:
         return step * torch.cat([-positive_part(decay), rest], -1)
-    return torch.cat([-(step * F.softplus(decay)).clamp_max(largest_decay(dtype)), step * rest], -1)
+    # A limit that keeps R invertible in floating point.
+    largest = 0.9 * math.log(torch.finfo(dtype).max)
+    return torch.cat([-(step * F.softplus(decay)).clamp_max(largest), step * rest], -1)
 
 
 def apply_factors(columns: Sequence[Tensor], factors: Iterable[Factor], coef: Tensor) -> Tensor:

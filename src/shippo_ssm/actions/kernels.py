@@ -1,13 +1,10 @@
-"""What the CPU kernels `_NAME_cpu.py` share: vectors of a scratch array, maps from coordinates to matrices, and sine, cosine,
-root, sigmoid and softplus of vectors (see `engine/emitter.py`)."""
+"""What the CPU kernels `_NAME_cpu.py` share: maps from coordinates to matrices; functions of vectors."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
-
-from shippo_ssm.engine import LANES
 
 
 class Inline(NamedTuple):
@@ -25,46 +22,19 @@ class Inline(NamedTuple):
     bounded: int = 0
 
 
-class Scratch:
-    """The vectors of a scratch array: `s[a, b]` is the one that starts at a + b."""
-
-    def __init__(self, emit: Any, w: Any) -> None:
-        self.emit, self.w = emit, w
-
-    def __getitem__(self, place: Any) -> Any:
-        return self.emit.load(self.w, self._index(place), padded=True)
-
-    def __setitem__(self, place: Any, vector: Any) -> None:
-        self.emit.store(self.w, self._index(place), vector, padded=True)
-
-    def rows(self, start: int, count: int) -> list[Any]:
-        """The `count` vectors from `start` on."""
-        return [self[start + k * LANES] for k in range(count)]
-
-    def set_rows(self, start: int, vectors: Sequence[Any]) -> None:
-        for k, vector in enumerate(vectors):
-            self[start + k * LANES] = vector
-
-    def _index(self, place: Any) -> Any:
-        return self.emit.at(*place) if isinstance(place, tuple) else place
-
-
 class CoordinateMap(NamedTuple):
     """A map from coordinates [K, LANES] and steps [LANES] to matrices [P P, LANES] in a scratch array, and its gradient.
 
-    Whatever stands in the scratch is named by where it begins.
+    The scratch has `size` numbers of the dtype `arithmetic`, zeros at first. Whatever stands in it is named by where it begins;
+    `matrix` is `None` where `pull_back` does not need the matrices.
     """
 
     arithmetic: str
-    """Dtype of the scratch."""
     size: int
-    """Numbers in the scratch; it must start as zeros."""
     num_coords: int
-    """K."""
     coords: int
     step: int
     matrix: int | None
-    """Where `pull_back` needs the matrices; `None` where it does not."""
     cotangent: int
     prepare: Callable[..., tuple[int, float]]
     """prepare(w): what both passes need first; returns (squarings, norm) as `make_exponential` measures them, or zeros."""

@@ -21,7 +21,7 @@ from typing import NamedTuple
 
 logger = logging.getLogger("shippo_ssm")
 
-MAGIC = b"shippo kernel 2\n"
+MAGIC = b"shippo kernel 3\n"
 _warned = False
 
 
@@ -71,7 +71,7 @@ def load(folder: Path, name: str) -> MachineCode | None:
             os.close(file)
     except FileNotFoundError:
         return None
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (OSError, ValueError, TypeError) as error:
         if isinstance(error, _UntrustedError) or getattr(error, "errno", 0) == errno.ELOOP:
             _warn(error)
         logger.info("cached kernel %s is not usable (%s): compiling again", path, error)
@@ -119,9 +119,8 @@ def _warn(error: Exception) -> None:
 
 
 def _pack(code: MachineCode, name: str) -> bytes:
-    fields = code._replace(object_code=b"")._asdict() | {"name": name}
-    del fields["object_code"]
-    rest = json.dumps(fields).encode() + b"\n" + code.object_code
+    *fields, object_code = code
+    rest = json.dumps([name, *fields]).encode() + b"\n" + object_code
     return MAGIC + hashlib.sha256(rest).hexdigest().encode() + b"\n" + rest
 
 
@@ -132,7 +131,7 @@ def _unpack(payload: bytes, name: str) -> MachineCode:
     if digest != hashlib.sha256(rest).hexdigest().encode():
         raise ValueError("damaged")
     signature, _, object_code = rest.partition(b"\n")
-    fields = json.loads(signature)
-    if fields.pop("name") != name:
+    known, *fields = json.loads(signature)
+    if known != name:
         raise ValueError("another kernel")
-    return MachineCode(**fields, object_code=object_code)
+    return MachineCode(*fields, object_code=object_code)

@@ -21,7 +21,7 @@ import contextlib
 import functools
 import inspect
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -48,7 +48,7 @@ def register_lanes(dtype: str) -> int:
 
 
 def tile_columns(dtype: str, lanes: int) -> int:
-    """Columns of a tile of vectors of `lanes`: its sums take half of the vector registers, its operands the rest."""
+    """Columns, or entries, of a tile of vectors of `lanes`: sums take half of the vector registers, operands the rest."""
     registers = 32 if _has("avx512f") else 16
     return max(1, registers // 2 * register_lanes(dtype) // max(lanes, register_lanes(dtype)))
 
@@ -135,14 +135,16 @@ class Emitter:
         self.index = ir.IntType(64)
         self.scalar = {"float32": ir.FloatType(), "float64": ir.DoubleType()}[dtype]
         self.vector = ir.VectorType(self.scalar, lanes)
-        self._ir = ir
+        self.add, self.sub, self.mul = builder.fadd, builder.fsub, builder.fmul
+        # Types are called for their constants.
+        self._ir, self._int32 = ir, ir.IntType(32)
         self._itemsize = np.dtype(dtype).itemsize
         # Lanes of a block that are in use: see `blocks`.
         self._active = lanes
 
     def constant(self, value: float) -> Any:
         """A vector with `value` in every lane."""
-        return self._ir.Constant(self.vector, [float(np.dtype(self.dtype).type(value))] * self.lanes)
+        return self.vector([float(np.dtype(self.dtype).type(value))] * self.lanes)
 
     def variable(self) -> Variable:
         """A vector variable that starts at zero."""
@@ -167,11 +169,8 @@ class Emitter:
         static = isinstance(length, int)
         whole = length // self.lanes if static else self.builder.sdiv(length, self._as_index(self.lanes))
         start = self.times(whole, self.lanes)
-        if static and whole == 1:
-            yield self._as_index(0)
-        else:
-            for block in self.each(whole):
-                yield self.times(block, self.lanes)
+        for block in self.each(whole):
+            yield self.times(block, self.lanes)
         self._active = length - start if static else 1
         if not static:
             for element in self.each(self.builder.sub(length, start)):
@@ -181,19 +180,18 @@ class Emitter:
         self._active = self.lanes
 
     def each(self, length: Any) -> Iterator[Any]:
-        """The numbers of `range(length)`, one after another: a run-time loop, none for a length of 0."""
-        if not isinstance(length, int) or length:
+        """The numbers of `range(length)`, one after another: a run-time loop unless there is at most one."""
+        if isinstance(length, int) and length < 2:
+            yield from [self._as_index(0)] * length
+        else:
             with self.cgutils.for_range(self.builder, self._as_index(length)) as loop:
                 yield loop.index
 
     def strips(self, length: int, size: int) -> Iterator[tuple[Any, int]]:
         """(start, count) of the strips of `size` that cover `range(length)`: a run-time loop, and the rest as one more."""
         whole, rest = divmod(length, size)
-        if whole == 1:
-            yield self._as_index(0), size
-        else:
-            for strip in self.each(whole):
-                yield self.times(strip, size), size
+        for strip in self.each(whole):
+            yield self.times(strip, size), size
         if rest:
             yield self._as_index(whole * size), rest
 
@@ -237,13 +235,13 @@ class Emitter:
         vector = self.constant(0.0)
         for lane in range(self._active):
             element = self._load(self.scalar, array, self.at(index, lane * stride))
-            vector = self.builder.insert_element(vector, element, self._lane(lane))
+            vector = self.builder.insert_element(vector, element, self._int32(lane))
         return vector
 
     def _scatter(self, vector: Any, array: Pointer, index: Any, stride: int) -> None:
         """The way back of `_gather`."""
         for lane in range(self._active):
-            element = self.builder.extract_element(vector, self._lane(lane))
+            element = self.builder.extract_element(vector, self._int32(lane))
             self._store(element, array, self.at(index, lane * stride))
 
     def store(self, array: Pointer, index: Any, vector: Any, *, padded: bool = False, streamed: bool = False) -> None:
@@ -252,6 +250,24 @@ class Emitter:
             self._store(vector, array, index, streamed)
         else:
             self._scatter(vector, array, index, 1)
+
+    def __getitem__(self, place: tuple[Any, ...]) -> Any:
+        """emit[array, index, ..]: the block of a padded array that starts at the sum of the indices."""
+        array, *offsets = place
+        return self.load(array, self.at(*offsets), padded=True)
+
+    def __setitem__(self, place: tuple[Any, ...], vector: Any) -> None:
+        array, *offsets = place
+        self.store(array, self.at(*offsets), vector, padded=True)
+
+    def load_rows(self, array: Pointer, start: Any, count: int, stride: int) -> list[Any]:
+        """`count` vectors of a padded array, one every `stride` numbers from `start` on."""
+        return [self[array, start, i * stride] for i in range(count)]
+
+    def store_rows(self, array: Pointer, start: Any, vectors: Iterable[Any], stride: int) -> None:
+        """The way back of `load_rows`."""
+        for i, vector in enumerate(vectors):
+            self[array, start, i * stride] = vector
 
     def load_part(self, array: Pointer, index: Any, count: int) -> Any:
         """The `count` numbers of `array` from `index` on as first lanes; nothing is said about the others."""
@@ -265,13 +281,12 @@ class Emitter:
 
     def store_first(self, array: Pointer, index: Any, vector: Any) -> None:
         """array[index] = the first lane of `vector`."""
-        self._store(self.builder.extract_element(vector, self._lane(0)), array, index)
+        self._store(self.builder.extract_element(vector, self._int32(0)), array, index)
 
     def splat(self, array: Pointer, index: Any) -> Any:
         """array[index] in every lane."""
-        first = self.builder.insert_element(
-            self._ir.Constant(self.vector, self._ir.Undefined), self._load(self.scalar, array, index), self._lane(0)
-        )
+        number = self._load(self.scalar, array, index)
+        first = self.builder.insert_element(self.vector(self._ir.Undefined), number, self._int32(0))
         return self._shuffle(first, first, [0] * self.lanes)
 
     def copy(self, array: Pointer, index: Any, target: Pointer, place: Any, length: int) -> None:
@@ -288,24 +303,14 @@ class Emitter:
     def prefetch(self, array: Pointer, index: Any, length: int, *, writes: bool = False) -> None:
         """Ask for the cache lines of array[index : index + length], to read or write them; an address outside does no harm."""
         line = 8 * 64 // _SHORT.get(array.storage, 8 * self._itemsize)
-        byte = self._ir.IntType(8).as_pointer()
-        flag = self._ir.IntType(32)
+        byte, flag = self._ir.IntType(8).as_pointer(), self._int32
         kind = self._ir.FunctionType(self._ir.VoidType(), [byte, flag, flag, flag])
         function = self.cgutils.get_or_insert_function(self.builder.module, kind, "llvm.prefetch.p0")
         # To be kept in all levels, data.
-        hints = [self._ir.Constant(flag, hint) for hint in (int(writes), 3, 1)]
+        hints = [flag(hint) for hint in (int(writes), 3, 1)]
         for start in range(0, length, line):
             address = self.builder.gep(array.address, [self.at(index, start)])
             self.builder.call(function, [self.builder.bitcast(address, byte), *hints])
-
-    def add(self, a: Any, b: Any) -> Any:
-        return self.builder.fadd(a, b)
-
-    def sub(self, a: Any, b: Any) -> Any:
-        return self.builder.fsub(a, b)
-
-    def mul(self, a: Any, b: Any) -> Any:
-        return self.builder.fmul(a, b)
 
     def fma(self, a: Any, b: Any, c: Any) -> Any:
         """a b + c, fused where the processor can."""
@@ -345,7 +350,7 @@ class Emitter:
         power = self.constant(coefficients[-1])
         for coefficient in reversed(coefficients[:-1]):
             power = self.fma(power, f, self.constant(coefficient))
-        exponent = builder.shl(builder.bitcast(shifted, bits), ir.Constant(bits, [mantissa] * self.lanes))
+        exponent = builder.shl(builder.bitcast(shifted, bits), bits([mantissa] * self.lanes))
         scaled = builder.bitcast(builder.add(builder.bitcast(power, bits), exponent), self.vector)
         kept = builder.fcmp_unordered(">=", z, self.constant(1 - bias))
         return builder.select(kept, scaled, self.constant(0.0))
@@ -353,9 +358,9 @@ class Emitter:
     @contextlib.contextmanager
     def when_any(self, vector: Any) -> Iterator[None]:
         """What is traced inside runs only where a lane of `vector` is not zero; results leave it by stores alone."""
-        ir = self._ir
-        bits = self.builder.bitcast(self.builder.fcmp_unordered("!=", vector, self.constant(0.0)), ir.IntType(self.lanes))
-        with self.builder.if_then(self.builder.icmp_unsigned("!=", bits, ir.Constant(bits.type, 0))):
+        kind = self._ir.IntType(self.lanes)
+        bits = self.builder.bitcast(self.builder.fcmp_unordered("!=", vector, self.constant(0.0)), kind)
+        with self.builder.if_then(self.builder.icmp_unsigned("!=", bits, kind(0))):
             yield
 
     def fold(self, vector: Any, lanes: int) -> Any:
@@ -377,7 +382,7 @@ class Emitter:
                 self._store(sums, array, self.at(index, first), streamed)
                 continue
             for i in range(count):
-                self._store(self.builder.extract_element(sums, self._lane(i)), array, self.at(index, first + i))
+                self._store(self.builder.extract_element(sums, self._int32(i)), array, self.at(index, first + i))
 
     def _four_sums(self, four: list[Any]) -> Any:
         # Transpose and add inside groups of four lanes, so that no shuffle crosses a 128-bit half, then add the groups.
@@ -396,14 +401,10 @@ class Emitter:
         return self.fold(total, 4)
 
     def _shuffle(self, a: Any, b: Any, lanes: list[int]) -> Any:
-        mask = self._ir.Constant(self._ir.VectorType(self._ir.IntType(32), len(lanes)), lanes)
-        return self.builder.shuffle_vector(a, b, mask)
+        return self.builder.shuffle_vector(a, b, self._ir.VectorType(self._int32, len(lanes))(lanes))
 
     def _as_index(self, value: Any) -> Any:
-        return self._ir.Constant(self.index, value) if isinstance(value, int) else value
-
-    def _lane(self, lane: int) -> Any:
-        return self._ir.Constant(self._ir.IntType(32), lane)
+        return self.index(value) if isinstance(value, int) else value
 
     def _element(self, kind: Any, array: Pointer, index: Any) -> Any:
         address = self.builder.gep(array.address, [self._as_index(index)])
@@ -432,7 +433,7 @@ class Emitter:
         if streamed:
             # A store past the caches must be aligned as a whole.
             stored.align = size * value.type.count
-            stored.set_metadata("nontemporal", self.builder.module.add_metadata([self._ir.IntType(32)(1)]))
+            stored.set_metadata("nontemporal", self.builder.module.add_metadata([self._int32(1)]))
 
     def _rounded(self, value: Any) -> Any:
         """The bits of `value` in bfloat16: to the nearest, ties to even; a NaN stays one."""
@@ -452,11 +453,11 @@ class Emitter:
 
     def _integers(self, kind: Any, bits: int) -> tuple[Any, Any, Callable[[int], Any]]:
         """Integers of `bits` and of 32 bits in the place of float32 numbers `kind`, and constants of the latter."""
-        short, long, count = self._ir.IntType(bits), self._ir.IntType(32), getattr(kind, "count", None)
+        short, count = self._ir.IntType(bits), getattr(kind, "count", None)
         if count is None:
-            return short, long, lambda value: self._ir.Constant(long, value)
-        long = self._ir.VectorType(long, count)
-        return self._ir.VectorType(short, count), long, lambda value: self._ir.Constant(long, [value] * count)
+            return short, self._int32, self._int32
+        long = self._ir.VectorType(self._int32, count)
+        return self._ir.VectorType(short, count), long, lambda value: long([value] * count)
 
 
 def exp2_coefficients(degree: int) -> list[float]:

@@ -84,20 +84,22 @@ class Case(NamedTuple):
         """Numbers of one position and group that are splat one by one: right, value and dy."""
         return self.width * (self.width + self.rank + 1)
 
+    @property
+    def tiled(self) -> bool:
+        """Whether a product with `right` takes several tiles."""
+        return self.width > tile_columns(self.dtype, simd_lanes(self.dtype, self.order))
+
 
 class Items(NamedTuple):
-    """Work items, each one sequence and one block of groups."""
+    """Work items, each one sequence and one block of groups: the first position of each sequence, [sequences + 1], and its
+    first chunk; of each block the first group, how many, and their part of a set, [blocks, 3]; the largest block has `most`."""
 
     bounds: Any
-    """[sequences + 1] first position of each sequence."""
     first_chunk: Any
-    """[sequences] first chunk of each sequence."""
     blocks: Any
-    """[blocks, 3] of groups: the first one, how many, and their part of a set."""
     groups: int
     sets: int
     most: int
-    """Groups of the largest block."""
     parts: int
 
 
@@ -142,23 +144,19 @@ class Scratch(NamedTuple):
 
 
 class Place(NamedTuple):
-    """Where one position of one group is: rows of operands, and cells of scratch memory."""
+    """Where one position of one group is: rows of operands (`dvector` of the gradient of its vector), and cells of scratch:
+    `old` for its old state, decay and numbers, `new` for its new state, `group` in the adjoint. The next position is `near`
+    tokens away, one of this block that comes soon `far` tokens."""
 
     token: Any
     vector: Any
     drift_row: Any
     dvector: Any
-    """The row of the gradient of its vector."""
     old: Any
-    """The cell of its old state, decay and numbers."""
     new: Any
-    """The cell of its new state."""
     group: Any
-    """The cell of its group in the adjoint."""
     near: Any
-    """Tokens to the one of the next position."""
     far: Any
-    """Tokens to one of this block that comes soon."""
 
 
 def build_forward(case: Case) -> Any:
@@ -167,13 +165,12 @@ def build_forward(case: Case) -> Any:
     A mirrored one is S_{t-1} = L_t (S_t + write_t value_t^T) R_t^T, and gives the state before the first position alone.
     """
     step_forward, many = _forward_step(case, replays=False), case.numbers
-    row, chunk, varying, mirrored, size = case.row, case.chunk, case.varying, case.mirrored, case.width * case.row
-    tiled = case.width > tile_columns(case.dtype, simd_lanes(case.dtype, case.order))
-    locate, empty, load_states, store_states, copy = _helpers(case)
+    row, chunk, mirrored, tiled, size = case.row, case.chunk, case.mirrored, case.tiled, case.width * case.row
+    locate, place_of, empty, load_states, store_states, copy = _helpers(case)
 
     def forward(operands, start, stop):
         items, recurrence, initial, y, final, checkpoints = operands
-        bounds, first_chunk, _, groups, sets, most, _ = items
+        bounds, first_chunk, groups, most = items.bounds, items.first_chunk, items.groups, items.most
         # A product of several tiles writes a new state beside the old one; a single tile updates it in place.
         other = most if tiled else 0
         cells = most + other
@@ -193,10 +190,7 @@ def build_forward(case: Case) -> Any:
                 for time in range(low, min(low + chunk, end)):
                     t = begin + end - 1 - time if mirrored else time
                     for g in range(count):
-                        token, vector = t * groups + first + g, t * sets + homes[g]
-                        drift_row = token if varying else first + g
-                        far = PREFETCH if g + PREFETCH < count else PREFETCH + groups - count
-                        place = Place(token, vector, drift_row, 0, old + g, new + g, g, groups, far)
+                        place = place_of(items, first, count, homes, 0, t, g, old + g, new + g)
                         step_forward(place, scratch, recurrence, y, recurrence)
                     old, new = new, old
             store_states(states, old * size, count, final, sequence * groups + first)
@@ -209,7 +203,7 @@ def build_backward(case: Case) -> Any:
     step_forward, step_backward = _forward_step(case, replays=True), _backward_step(case)
     order, row, chunk, varying = case.order, case.row, case.chunk, case.varying
     size, many = case.width * row, case.numbers
-    locate, empty, load_states, store_states, copy = _helpers(case)
+    locate, place_of, empty, load_states, store_states, copy = _helpers(case)
 
     def backward(operands, start, stop):
         items, recurrence, checkpoints, dy, dfinal, gradient, dinitial = operands
@@ -231,18 +225,15 @@ def build_backward(case: Case) -> Any:
                 copy(checkpoints, kept, states, 0, count * size)
                 for t in range(low, high):
                     for g in range(count):
-                        token, vector, cell = t * groups + first + g, t * sets + homes[g], (t - low) * most + g
-                        drift_row = token if varying else first + g
-                        far = PREFETCH if g + PREFETCH < count else PREFETCH + groups - count
-                        place = Place(token, vector, drift_row, own + vector, cell, cell + most, g, groups, far)
+                        cell = (t - low) * most + g
+                        place = place_of(items, first, count, homes, own, t, g, cell, cell + most)
                         step_forward(place, scratch, recurrence, dy, gradient)
                 # A chunk's share of the drift gradient is summed apart, so that long sequences lose no digits.
                 slopes[:] = 0
                 for t in range(high - 1, low - 1, -1):
                     for g in range(count):
-                        token, vector, cell = t * groups + first + g, t * sets + homes[g], (t - low) * most + g
-                        drift_row = token if varying else first + g
-                        place = Place(token, vector, drift_row, own + vector, cell, cell + most, g, 0, 0)
+                        cell = (t - low) * most + g
+                        place = place_of(items, first, count, homes, own, t, g, cell, cell + most)
                         step_backward(place, scratch, recurrence, dy, gradient)
                 if not varying:
                     for g in range(count):
@@ -254,29 +245,16 @@ def build_backward(case: Case) -> Any:
     return backward
 
 
-class Helpers(NamedTuple):
+def _helpers(case: Case) -> tuple[Any, ...]:
     """What kernels call besides the steps."""
-
-    locate: Any
-    """(items, item, homes): sequence, first group, number of groups, part of a set; `homes` becomes the groups' sets."""
-    empty: Any
-    """(length): scratch that begins on a cache line, since vectors that straddle two are slow to load and to store."""
-    load_states: Any
-    """(operand, corner, count, states): [.., G, N, P] from group `corner` on to scratch [group, P, row]."""
-    store_states: Any
-    """(states, start, count, operand, corner): back again."""
-    copy: Any
-    """(source, i, target, j, length): that of a slice takes Numba four seconds to compile where it is the first."""
-
-
-def _helpers(case: Case) -> Helpers:
     from numba import njit
 
     element, order, width, row = np.dtype(case.dtype).type, case.order, case.width, case.row
-    itemsize = np.dtype(element).itemsize
+    itemsize, shared, varying = np.dtype(element).itemsize, case.shared, case.varying
 
     @njit(inline="always")
     def locate(items, item, homes):
+        """Sequence, first group, number of groups and part of a set of an item; `homes` becomes the sets of the groups."""
         num_blocks = len(items.blocks) // 3
         sequence, corner = item // num_blocks, item % num_blocks * 3
         first, count, part = items.blocks[corner], items.blocks[corner + 1], items.blocks[corner + 2]
@@ -285,13 +263,24 @@ def _helpers(case: Case) -> Helpers:
         return sequence, first, count, part
 
     @njit(inline="always")
+    def place_of(items, first, count, homes, own, t, g, old, new):
+        """Group first + g at position t; gradients of this part of a set begin at row `own`."""
+        token = t * items.groups + first + g
+        # All the same where nothing is shared, so that addresses are too.
+        vector, dvector = (t * items.sets + homes[g], own + t * items.sets + homes[g]) if shared else (token, token)
+        far = PREFETCH if g + PREFETCH < count else PREFETCH + items.groups - count
+        return Place(token, vector, token if varying else first + g, dvector, old, new, g, items.groups, far)
+
+    @njit(inline="always")
     def empty(length):
+        """Scratch that begins on a cache line, since vectors that straddle two are slow to load and to store."""
         memory = np.empty(length + 64 // itemsize, element)
         skip = -memory.ctypes.data % 64 // itemsize
         return memory[skip : skip + length]
 
     @njit(inline="always")
     def load_states(operand, corner, count, states):
+        """Operand [.., G, N, P] from group `corner` on to scratch [group, P, row]."""
         for g in range(count):
             for n in range(order):
                 for p in range(width):
@@ -299,17 +288,19 @@ def _helpers(case: Case) -> Helpers:
 
     @njit(inline="always")
     def store_states(states, start, count, operand, corner):
+        """The way back."""
         for g in range(count):
             for n in range(order):
                 for p in range(width):
                     operand[((corner + g) * order + n) * width + p] = states[start + (g * width + p) * row + n]
 
-    @simd(case.dtype, simd_lanes(case.dtype, case.order))
+    # That of a slice takes Numba four seconds to compile where it is the first.
+    @simd(case.dtype, simd_lanes(case.dtype, order))
     def copy(emit: Emitter, source: Pointer, i: Any, target: Pointer, j: Any, length: Any) -> None:
         for n in emit.blocks(length):
             emit.store(target, emit.at(j, n), emit.load(source, emit.at(i, n)))
 
-    return Helpers(locate, empty, load_states, store_states, copy)
+    return locate, place_of, empty, load_states, store_states, copy
 
 
 def _prefetch(emit: Emitter, case: Case, place: Place, recurrence: Pointers, dy: Pointer, out: Pointers | None) -> None:
@@ -354,45 +345,40 @@ def _forward_step(case: Case, *, replays: bool) -> Any:
     @simd(case.dtype, lanes)
     def forward_step(emit: Emitter, place: Place, scratch: Scratch, recurrence: Pointers, y: Pointer, out: Pointers) -> None:
         value, write, read, step, drift, right, seen = recurrence
-        states, decays, token = scratch.states, scratch.decays, place.token
-        _, vector, dvector = _rows_of(case, place)
+        states, decays, token, vector = scratch.states, scratch.decays, place.token, place.vector
         old_state, new_state = emit.times(place.old, width * row), emit.times(place.new, width * row)
         _prefetch(emit, case, place, recurrence, y, out if replays else None)
         (right, matrix), (value, first), *cotangent = _numbers(
             emit, case, place, scratch, right, value, *[y] * replays, widen=True
         )
         sources, rate = emit.times(token, rank * width), emit.mul(emit.splat(step, token), emit.constant(math.log2(math.e)))
-        cotangents, own = [], []
-        if replays:
-            (cotangents,) = _splats(emit, *cotangent[0], 1, width)
-            if has_seen:
-                own = [emit.dot(line, cotangents) for line in _splats(emit, seen, sources, rank, width)]
+        (cotangents,) = _splats(emit, *cotangent[0], 1, width) if replays else [[]]
+        own = [emit.dot(line, cotangents) for line in _splats(emit, seen, sources, rank * (has_seen and replays), width)]
 
         def decay(n: Any) -> Any:
             factor = emit.exp2(emit.mul(rate, emit.load(drift, emit.at(emit.times(place.drift_row, order), n))))
-            if replays or width > columns:
-                emit.store(decays, emit.at(emit.times(place.old, row), n), factor, padded=True)
+            if replays or case.tiled:
+                emit[decays, emit.times(place.old, row), n] = factor
             return factor
 
         def store_dread(n: Any, rows: list[Any], writes: list[Any]) -> None:
             total = emit.dot(rows, cotangents)
             for c, where in zip(own, writes):
                 total = emit.fma(c, where, total)
-            _store_vector(emit, case, out.read, emit.at(emit.times(dvector, order), n), total)
+            _store_vector(emit, case, out.read, emit.at(emit.times(place.dvector, order), n), total)
 
         def load_writes(n: Any) -> list[Any]:
             return [emit.load(write, emit.at(emit.times(vector, rank * order), n, r * order)) for r in range(rank)]
 
-        if width > columns:
+        if case.tiled:
             for n in emit.blocks(order):
                 decay(n)
         if mirrored:
             for n in emit.blocks(order):
-                rows = load_rows(emit, states, emit.at(old_state, n), width, row)
+                rows = emit.load_rows(states, emit.at(old_state, n), width, row)
                 for where, line in zip(load_writes(n), _splats(emit, value, first, rank, width)):
                     rows = [emit.fma(where, x, h) for x, h in zip(line, rows)]
-                for p, h in enumerate(rows):
-                    emit.store(states, emit.at(old_state, n, p * row), h, padded=True)
+                emit.store_rows(states, emit.at(old_state, n), rows, row)
         # Between two columns of R, or of its transpose.
         stride = width if mirrored else 1
         for q, count in emit.strips(width, columns):
@@ -401,20 +387,20 @@ def _forward_step(case: Case, *, replays: bool) -> Any:
             overlaps = [emit.variable() for _ in range(rank * (has_seen and not replays))]
             for n in emit.blocks(order):
                 kept = emit.at(emit.times(place.old, row), n)
-                left = emit.load(decays, kept, padded=True) if width > columns else decay(n)
-                if has_right and width > columns:
+                left = emit[decays, kept] if case.tiled else decay(n)
+                if has_right and case.tiled:
                     column = emit.at(matrix, emit.times(q, stride))
                     state = _tile(emit, width, count, states, emit.at(old_state, n), row, right, column, stride)
                 elif has_right:
-                    state = _product(emit, load_rows(emit, states, emit.at(old_state, n), width, row), right, matrix, stride)
+                    state = _product(emit, emit.load_rows(states, emit.at(old_state, n), width, row), right, matrix, stride)
                 else:
-                    state = load_rows(emit, states, emit.at(old_state, n, emit.times(q, row)), count, row)
+                    state = emit.load_rows(states, emit.at(old_state, n, emit.times(q, row)), count, row)
                 state = moved = [emit.mul(left, x) for x in state]
                 writes = load_writes(n)
                 for where, line in zip([] if mirrored else writes, values):
                     state = [emit.fma(where, x, h) for x, h in zip(line, state)]
                 for p, h in enumerate(state):
-                    emit.store(states, emit.at(new_state, n, emit.times(emit.at(q, p), row)), h, padded=True)
+                    emit[states, new_state, n, emit.times(emit.at(q, p), row)] = h
                 shown = moved if has_seen else state
                 if mirrored:
                     continue
@@ -432,9 +418,9 @@ def _forward_step(case: Case, *, replays: bool) -> Any:
                     output.set(emit.fma(overlap.get(), shown, output.get()))
             if not replays and not mirrored:
                 emit.store_sums(y, emit.at(emit.times(token, width), q), [output.get() for output in outputs])
-        if replays and width > columns:
+        if replays and case.tiled:
             for n in emit.blocks(order):
-                rows, writes = load_rows(emit, states, emit.at(new_state, n), width, row), load_writes(n)
+                rows, writes = emit.load_rows(states, emit.at(new_state, n), width, row), load_writes(n)
                 if has_seen:
                     # The state without its own source.
                     for where, line in zip(writes, _splats(emit, value, first, rank, width)):
@@ -447,7 +433,7 @@ def _forward_step(case: Case, *, replays: bool) -> Any:
 def _backward_step(case: Case) -> Any:
     """One position of one group, backwards: the adjoint of the new state becomes that of the old one."""
     dtype, order, width, rank, has_right, has_seen, varying, *_ = case
-    row, streamed = case.row, case.streamed
+    row = case.row
     # The sums of this step fill the registers already: a vector may take no more than one.
     lanes = min(simd_lanes(dtype, order), register_lanes(dtype))
     columns = tile_columns(dtype, lanes)
@@ -458,32 +444,29 @@ def _backward_step(case: Case) -> Any:
     def backward_step(emit: Emitter, place: Place, scratch: Scratch, recurrence: Pointers, dy: Pointer, out: Pointers) -> None:
         value, write, read, step, drift, right, seen = recurrence
         states, decays, _, adjoint, moved, slopes = scratch
-        token, vector, dvector = _rows_of(case, place)
+        token, vector, dvector = place.token, place.vector, place.dvector
         old_state, state = emit.times(place.old, width * row), emit.times(place.group, width * row)
         sources = emit.times(token, rank * width)
         (right, matrix), source, cotangent = _numbers(emit, case, place, scratch, right, value, dy, widen=False)
         values, (cotangents,) = _splats(emit, *source, rank, width), _splats(emit, *cotangent, 1, width)
         rate = emit.splat(step, token)
         dvalues = [[emit.variable() for _ in range(width)] for _ in range(rank)]
-        dsteps = emit.variable()
-        own, overlaps = [], []
-        if has_seen:
-            own = [emit.dot(line, cotangents) for line in _splats(emit, seen, sources, rank, width)]
-            overlaps = [emit.variable() for _ in range(rank)]
+        dsteps, overlaps = emit.variable(), [emit.variable() for _ in range(rank * has_seen)]
+        own = [emit.dot(line, cotangents) for line in _splats(emit, seen, sources, rank * has_seen, width)]
 
         def store_slope(n: Any, lower: list[Any]) -> None:
-            slope = emit.dot(load_rows(emit, states, emit.at(old_state, n), width, row), lower)
+            slope = emit.dot(emit.load_rows(states, emit.at(old_state, n), width, row), lower)
             drifts = emit.load(drift, emit.at(emit.times(place.drift_row, order), n))
             dsteps.set(emit.fma(slope, drifts, dsteps.get()))
             if varying:
                 emit.store(out.drift, emit.at(emit.times(token, order), n), emit.mul(slope, rate))
             else:
-                total = emit.load(slopes, emit.at(emit.times(place.group, row), n), padded=True)
-                emit.store(slopes, emit.at(emit.times(place.group, row), n), emit.fma(slope, rate, total), padded=True)
+                total = slopes, emit.times(place.group, row), n
+                emit[total] = emit.fma(slope, rate, emit[total])
 
         for n in emit.blocks(order):
             readout = emit.load(read, emit.at(emit.times(vector, order), n))
-            later = load_rows(emit, adjoint, emit.at(state, n), width, row)
+            later = emit.load_rows(adjoint, emit.at(state, n), width, row)
             upper = [emit.fma(readout, c, x) for c, x in zip(cotangents, later)]
             source_adjoint = later if has_seen else upper
             for r in range(rank):
@@ -495,16 +478,14 @@ def _backward_step(case: Case) -> Any:
                 _store_vector(emit, case, out.write, emit.at(emit.times(dvector, rank * order), n, r * order), dwhere)
                 for total, x in zip(dvalues[r], source_adjoint):
                     total.set(emit.fma(where, x, total.get()))
-            left = emit.load(decays, emit.at(emit.times(place.old, row), n), padded=True)
+            left = emit[decays, emit.times(place.old, row), n]
             lower = [emit.mul(left, x) for x in upper]
             if has_right:
-                for p in range(width):
-                    emit.store(moved, emit.at(n, p * row), lower[p], padded=True)
+                emit.store_rows(moved, n, lower, row)
             if has_right and not tiled:
                 lower = _product(emit, lower, right, matrix, width)
             if not tiled:
-                for p in range(width):
-                    emit.store(adjoint, emit.at(state, n, p * row), lower[p], padded=True)
+                emit.store_rows(adjoint, emit.at(state, n), lower, row)
                 store_slope(n, lower)
         emit.store_sums(out.value, sources, [total.get() for line in dvalues for total in line])
         for r, overlap in enumerate(overlaps):
@@ -515,29 +496,31 @@ def _backward_step(case: Case) -> Any:
                 for n in emit.blocks(order):
                     lower = _tile(emit, width, count, moved, n, row, right, emit.at(matrix, emit.times(p, width)), width)
                     for i, x in enumerate(lower):
-                        emit.store(adjoint, emit.at(state, n, emit.times(emit.at(p, i), row)), x, padded=True)
+                        emit[adjoint, state, n, emit.times(emit.at(p, i), row)] = x
             for n in emit.blocks(order):
-                store_slope(n, load_rows(emit, adjoint, emit.at(state, n), width, row))
+                store_slope(n, emit.load_rows(adjoint, emit.at(state, n), width, row))
         emit.store_sums(out.step, token, [dsteps.get()])
         if has_right:
-            _store_dright(emit, states, old_state, moved, out.right, emit.times(token, width * width))
-
-    def _store_dright(emit: Emitter, states: Pointer, old: Any, moved: Pointer, dright: Pointer, start: Any) -> None:
-        # H_old^T M in tiles of two by four: eight sums, six operands, within sixteen registers.
-        for top in range(0, width, 2):
-            for left in range(0, width, 4):
-                high, wide = min(2, width - top), min(4, width - left)
-                tile = [[emit.variable() for _ in range(wide)] for _ in range(high)]
-                for n in emit.blocks(order):
-                    columns = load_rows(emit, moved, emit.at(n, left * row), wide, row)
-                    for line, h in zip(tile, load_rows(emit, states, emit.at(old, n, top * row), high, row)):
-                        for total, m in zip(line, columns):
-                            total.set(emit.fma(h, m, total.get()))
-                for p, line in enumerate(tile, start=top):
-                    place = emit.at(start, p * width + left)
-                    emit.store_sums(dright, place, [total.get() for total in line], streamed=streamed and width % 4 == 0)
+            _store_dright(emit, case, states, old_state, moved, out.right, emit.times(token, width * width))
 
     return backward_step
+
+
+def _store_dright(emit: Emitter, case: Case, states: Pointer, old: Any, moved: Pointer, dright: Pointer, start: Any) -> None:
+    """H_old^T M in tiles of two by four: eight sums, six operands, within sixteen registers."""
+    width, row, streamed = case.width, case.row, case.streamed and case.width % 4 == 0
+    for top in range(0, width, 2):
+        for left in range(0, width, 4):
+            high, wide = min(2, width - top), min(4, width - left)
+            tile = [[emit.variable() for _ in range(wide)] for _ in range(high)]
+            for n in emit.blocks(case.order):
+                columns = emit.load_rows(moved, emit.at(n, left * row), wide, row)
+                for line, h in zip(tile, emit.load_rows(states, emit.at(old, n, top * row), high, row)):
+                    for total, m in zip(line, columns):
+                        total.set(emit.fma(h, m, total.get()))
+            for p, line in enumerate(tile, start=top):
+                place = emit.at(start, p * width + left)
+                emit.store_sums(dright, place, [total.get() for total in line], streamed=streamed)
 
 
 def _product(emit: Emitter, rows: list[Any], matrix: Pointer, start: Any, stride: int) -> list[Any]:
@@ -562,21 +545,11 @@ def _tile(
     # A run-time loop, since what is unrolled has to be compiled.
     for strip, several in emit.strips(width, STRIP):
         for p in (emit.at(strip, i) for i in range(several)):
-            vector = emit.load(array, emit.at(first, emit.times(p, row)), padded=True)
+            vector = emit[array, first, emit.times(p, row)]
             for q, total in enumerate(sums):
                 entry = emit.splat(matrix, emit.at(start, emit.times(p, width // stride), q * stride))
                 total.set(emit.fma(entry, vector, total.get()))
     return [total.get() for total in sums]
-
-
-def load_rows(emit: Emitter, array: Pointer, start: Any, count: int, row: int) -> list[Any]:
-    """`count` vectors, one every `row` numbers from `start` on."""
-    return [emit.load(array, emit.at(start, i * row), padded=True) for i in range(count)]
-
-
-def _rows_of(case: Case, place: Place) -> tuple[Any, Any, Any]:
-    """Token, vector and the row of the vector's gradient: all the same where nothing is shared, so that addresses are too."""
-    return (place.token, place.vector, place.dvector) if case.shared else (place.token,) * 3
 
 
 def _store_vector(emit: Emitter, case: Case, gradient: Pointer, index: Any, vector: Any) -> None:

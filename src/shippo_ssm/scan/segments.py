@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -50,15 +50,6 @@ class SegmentLayout(ABC):
         return self.gather(update)[0], dfinal
 
 
-class Call(NamedTuple):
-    """One scan in segments: its backend, where the segments are, their boundaries here, and the maps of all K of them."""
-
-    run: Run
-    layout: SegmentLayout
-    cu_seqlens: Tensor | None
-    maps: Affine
-
-
 def scan_segments(
     run: Run, recurrence: Recurrence, start: Tensor | None, cu_seqlens: Tensor | None, layout: SegmentLayout
 ) -> tuple[Tensor, Tensor]:
@@ -77,7 +68,7 @@ def scan_segments(
         states, final_state = prefix(maps)
         entering = layout.own(states)
     y, last = run(recurrence, entering if start is None else entering + start, cu_seqlens)
-    return _Join.apply(Call(run, layout, cu_seqlens, maps), y, last, final_state, start, *recurrence)
+    return _Join.apply((run, layout, cu_seqlens, maps), y, last, final_state, start, *recurrence)
 
 
 @torch.no_grad()
@@ -186,7 +177,7 @@ class _Join(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, call: Call, y: Tensor, last: Tensor, final_state: Tensor, start: Tensor | None, *operands: Tensor | None
+        ctx: Any, call: tuple, y: Tensor, last: Tensor, final_state: Tensor, start: Tensor | None, *operands: Tensor | None
     ) -> tuple[Tensor, Tensor]:
         # All operands are arguments: a rank without positions takes part in the backward pass too.
         _, _, *needed, _ = operands

@@ -39,6 +39,22 @@ def test_small_members_of_a_batch_keep_their_accuracy():
     assert torch.equal(expm(torch.cat([small, large]))[:3], expm(small))
 
 
+@pytest.mark.parametrize("norm", [0.5, 30.0, 1e6])
+def test_neighbours_of_a_matrix_that_is_not_finite(norm):
+    """They may need many squarings, which the gradient of the kernel goes back through in its own memory."""
+    generator = norm * torch.tensor([[0.0, -1.0], [1.0, 0.0]]).repeat(64, 1, 1)
+    good = torch.arange(64) != 3
+    spoilt = generator.clone()
+    spoilt[3, 0, 0] = float("inf")
+    found, expected = (tensor.requires_grad_() for tensor in (spoilt, generator))
+    expm(found, backend="fused").sum().backward()
+    expm(expected, backend="fused").sum().backward()
+    assert found.grad is not None
+    assert expected.grad is not None
+    assert found.grad[3].isnan().all()
+    torch.testing.assert_close(found.grad[good], expected.grad[good])
+
+
 @pytest.mark.parametrize("width", [1, 16, 64])
 def test_wide_matrices_agree_with_torch(width):
     generator = torch.randn(3, width, width, dtype=torch.float64) / width**0.5
