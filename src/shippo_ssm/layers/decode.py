@@ -20,17 +20,15 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from shippo_ssm._private import has_global_hooks
-from shippo_ssm.actions import RightAction
 from shippo_ssm.actions.kernels import Inline
-from shippo_ssm.dispatch import PLAIN, STEP_DTYPES, compute_dtype, is_plain, is_readable
+from shippo_ssm.dispatch import PLAIN, STEP_DTYPES, compute_dtype, is_plain, is_readable, uses_cpu_step
 from shippo_ssm.engine import launch
 from shippo_ssm.engine.run import check_one_device
 from shippo_ssm.layers._decode_cpu import Branch, Cell, CellCase, build_branch, build_cell
 from shippo_ssm.layers.controller import Controller
-from shippo_ssm.layers.conv import ShortConv
 from shippo_ssm.layers.linear import ARITHMETIC, MAX_TOKENS, NAMES, Weights, address_of, product, weights_of
 from shippo_ssm.layers.mixer import Segment
-from shippo_ssm.layers.rows import RMSNorm
+from shippo_ssm.layers.rows import RMSNorm, ShortConv
 from shippo_ssm.layers.states import CellState, ShippoState, check_state
 
 if TYPE_CHECKING:
@@ -40,7 +38,7 @@ if TYPE_CHECKING:
 _MIN_STATE = 1 << 15
 _PLAIN = frozenset(PLAIN)
 # The forward methods that the kernels replace; a module with another one is called instead.
-_FORWARDS = (ShortConv.forward, Controller.forward, RightAction.forward, RMSNorm.forward)
+_FORWARDS = (ShortConv.forward, Controller.forward, RMSNorm.forward)
 
 
 class Projection(NamedTuple):
@@ -72,6 +70,9 @@ class DecodePlan(NamedTuple):
 
 def find_plan(layer: Shippo, u: Tensor, state: ShippoState | None, segment: Segment) -> DecodePlan | None:
     """The plan for a call of `layer` without gradients, or `None` where the ordinary forward pass has to serve it."""
+    # First: a graph with a free length must not ask whether it is one.
+    if not uses_cpu_step(u, layer.spec.backend):
+        return None
     few = not layer.spec.controller_conv if segment.return_all_states else u.shape[1] == 1
     if not few or not segment.whole:
         return None
@@ -389,11 +390,11 @@ def make_plan(layer: Shippo) -> DecodePlan | None:
     """The plan of a decode step of `layer`; `None` where only the forward pass serves it: other dtypes,
     devices, shapes or memory layouts, or hooks on modules that it would not call."""
     controller, conv, norm, spec = layer.controller, layer.conv, layer.read_norm, layer.spec
-    silent = [module for module in (conv, controller, layer.right, norm) if module is not None]
+    silent = [module for module in (conv, controller, norm, layer.right) if module is not None]
     if controller.zero_suffix or any(map(is_hooked, silent)) or has_global_hooks():
         return None
-    readable = is_readable(layer.drift_log)
-    if readable and any(type(module).forward is not forward for module, forward in zip(silent, _FORWARDS)):
+    readable, forwards = is_readable(layer.drift_log), (*_FORWARDS[: len(silent) - 1], type(layer.right).dense)
+    if readable and any(type(module).forward is not forward for module, forward in zip(silent, forwards)):
         return None
     dtype, state_dtype, eps = conv.weight.dtype, layer.drift_log.dtype, 0.0 if norm is None else norm.eps
     if dtype not in STEP_DTYPES or state_dtype != compute_dtype(dtype) or eps is None:
