@@ -16,25 +16,15 @@ from torch.autograd.function import FunctionCtx
 
 from shippo_ssm.dispatch import is_readable
 from shippo_ssm.engine import allocate, differentiate, launch
-from shippo_ssm.layers._rows_cpu import (
-    Conv,
-    Norm,
-    Rows,
-    Weighed,
-    build_conv,
-    build_conv_gradient,
-    build_norm,
-    build_norm_gradient,
-    build_scaled,
-)
+from shippo_ssm.layers import _rows_cpu as kernels
 from shippo_ssm.layers.halo import halo
+from shippo_ssm.layers.linear import ARITHMETIC, NAMES
 from shippo_ssm.layers.mixer import WHOLE, Segment
 from shippo_ssm.layers.weight_decay import NoWeightDecay
 
 # Numbers that are worth a thread, tokens whose part of the weight's gradient is summed one after another, and the widest row
 # whose columns are vectors of the scaling kernel.
 _MIN_NUMBERS, _CHUNK, _MAX_WIDTH = 1 << 15, 64, 16
-_NAMES = {torch.float32: "float32", torch.float64: "float64", torch.bfloat16: "bfloat16"}
 _FLOATS = (torch.float32, torch.float64)
 
 
@@ -44,10 +34,10 @@ class _Normed(torch.autograd.Function):
     @staticmethod
     def forward(ctx: FunctionCtx | None, *inputs: Any) -> Tensor:
         u, weight, eps = inputs
-        y, channels, tokens, storage = torch.empty_like(u), u.shape[-1], u.numel() // u.shape[-1], _NAMES[u.dtype]
-        operands = Norm(u.data_ptr(), weight.data_ptr(), y.data_ptr(), channels, tokens)
-        constants = {"storage": storage, "dtype": "float32" if storage == "bfloat16" else storage, "eps": eps}
-        launch(build_norm, tokens, operands, _MIN_NUMBERS // channels + 1, raw=True, **constants)
+        y, channels, tokens, storage = torch.empty_like(u), u.shape[-1], u.numel() // u.shape[-1], NAMES[u.dtype]
+        operands = kernels.Norm(u.data_ptr(), weight.data_ptr(), y.data_ptr(), channels, tokens)
+        constants = {"storage": storage, "dtype": ARITHMETIC[storage], "eps": eps}
+        launch(kernels.build_norm, tokens, operands, _MIN_NUMBERS // channels + 1, raw=True, **constants)
         if ctx is not None:
             ctx.save_for_backward(u, weight)
             vars(ctx)["eps"] = eps
@@ -67,9 +57,9 @@ class _Normed(torch.autograd.Function):
         chunks = -(-tokens // _CHUNK)
         d_weight = u.new_zeros(chunks, channels)
         addresses = [tensor.data_ptr() for tensor in (u, weight, dy, du, d_weight)]
-        operands = Norm._make((*addresses[:3], channels, tokens, *addresses[3:]))
-        constants = {"dtype": _NAMES[u.dtype], "eps": ctx.eps, "chunk": _CHUNK}
-        launch(build_norm_gradient, chunks, operands, _MIN_NUMBERS // (channels * _CHUNK) + 1, raw=True, **constants)
+        operands = kernels.Norm._make((*addresses[:3], channels, tokens, *addresses[3:]))
+        constants = {"dtype": NAMES[u.dtype], "eps": ctx.eps, "chunk": _CHUNK}
+        launch(kernels.build_norm_gradient, chunks, operands, _MIN_NUMBERS // (channels * _CHUNK) + 1, raw=True, **constants)
         return du, d_weight.sum(0), None
 
 
@@ -78,7 +68,7 @@ class RMSNorm(nn.RMSNorm):
 
     def forward(self, input: Tensor) -> Tensor:
         weight, eps = self.weight, self.eps
-        fits = input.dtype in _NAMES and eps is not None and is_readable(input, weight)
+        fits = input.dtype in NAMES and eps is not None and is_readable(input, weight)
         if fits and weight.shape == input.shape[-1:] and weight.is_contiguous():
             if torch.is_grad_enabled() and input.dtype != torch.bfloat16:
                 return _Normed.apply(input.contiguous(), weight, eps)  # pyright: ignore[reportReturnType]
@@ -123,10 +113,12 @@ class _Scaled(torch.autograd.Function):
         count, weighed, products = weights[0].numel(), [], []
         for weight in weights:
             products.append(allocate(x, tuple(x.shape)))
-            weighed.append(Weighed(weight.data_ptr(), products[-1].data_ptr(), 0))
-        ctx.sizes = {"dtype": _NAMES[x.dtype], "width": x.numel() // count, "num_weights": len(weights)}
-        operands = Rows(x.data_ptr(), 0, weighed[0], weighed[-1])
-        launch(build_scaled, count, operands, _MIN_NUMBERS // ctx.sizes["width"] + 1, raw=True, **ctx.sizes, backward=False)
+            weighed.append(kernels.Weighed(weight.data_ptr(), products[-1].data_ptr(), 0))
+        ctx.sizes = {"dtype": NAMES[x.dtype], "width": x.numel() // count, "num_weights": len(weights)}
+        operands = kernels.Rows(x.data_ptr(), 0, weighed[0], weighed[-1])
+        launch(
+            kernels.build_scaled, count, operands, _MIN_NUMBERS // ctx.sizes["width"] + 1, raw=True, **ctx.sizes, backward=False
+        )
         ctx.save_for_backward(*inputs)
         return tuple(products)
 
@@ -137,10 +129,10 @@ class _Scaled(torch.autograd.Function):
             return differentiate(_scaled_formula, (x, *weights), ctx.needs_input_grad, cotangents)
         cotangents, gradients = tuple(map(Tensor.contiguous, cotangents)), [allocate(x, tuple(x.shape))]
         gradients += [torch.empty_like(weight) for weight in weights]
-        weighed = [Weighed._make(t.data_ptr() for t in each) for each in zip(weights, cotangents, gradients[1:])]
-        operands = Rows(x.data_ptr(), gradients[0].data_ptr(), weighed[0], weighed[-1])
+        weighed = [kernels.Weighed._make(t.data_ptr() for t in each) for each in zip(weights, cotangents, gradients[1:])]
+        operands = kernels.Rows(x.data_ptr(), gradients[0].data_ptr(), weighed[0], weighed[-1])
         count, min_items = weights[0].numel(), _MIN_NUMBERS // ctx.sizes["width"] + 1
-        launch(build_scaled, count, operands, min_items, raw=True, **ctx.sizes, backward=True)
+        launch(kernels.build_scaled, count, operands, min_items, raw=True, **ctx.sizes, backward=True)
         return tuple(gradients)
 
 
@@ -160,9 +152,9 @@ class _Convolved(torch.autograd.Function):
         row, weight, bias = inputs
         (batch, long, channels), taps = row.shape, len(weight)
         y = row.new_empty(batch, long - taps + 1, channels)
-        operands = Conv(row.data_ptr(), weight.data_ptr(), y.data_ptr(), channels, y.shape[1], bias=bias.data_ptr())
-        constants = {"dtype": _NAMES[row.dtype], "taps": taps}
-        launch(build_conv, y.numel() // channels, operands, _MIN_NUMBERS // channels + 1, raw=True, **constants)
+        operands = kernels.Conv(row.data_ptr(), weight.data_ptr(), y.data_ptr(), channels, y.shape[1], bias=bias.data_ptr())
+        constants = {"dtype": NAMES[row.dtype], "taps": taps}
+        launch(kernels.build_conv, y.numel() // channels, operands, _MIN_NUMBERS // channels + 1, raw=True, **constants)
         ctx.save_for_backward(row, weight, bias)
         return y
 
@@ -174,9 +166,9 @@ class _Convolved(torch.autograd.Function):
         (batch, length, channels), taps, dy = dy.shape, len(weight), dy.contiguous()
         d_row, d_taps = torch.zeros_like(row), row.new_zeros(batch, taps + 1, channels)
         addresses = [tensor.data_ptr() for tensor in (row, weight, dy, d_row, d_taps)]
-        operands = Conv._make((*addresses[:3], channels, length, 0, *addresses[3:]))
-        constants = {"dtype": _NAMES[row.dtype], "taps": taps}
-        launch(build_conv_gradient, batch, operands, _MIN_NUMBERS // (length * channels) + 1, raw=True, **constants)
+        operands = kernels.Conv._make((*addresses[:3], channels, length, 0, *addresses[3:]))
+        constants = {"dtype": NAMES[row.dtype], "taps": taps}
+        launch(kernels.build_conv_gradient, batch, operands, _MIN_NUMBERS // (length * channels) + 1, raw=True, **constants)
         d_weight, d_bias = d_taps.sum(0).split([taps, 1])
         return d_row, d_weight, d_bias.squeeze(0)
 

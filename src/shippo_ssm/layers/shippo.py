@@ -209,7 +209,7 @@ class Shippo(Mixer[ShippoState], NoWeightDecay):
     def right_actions(self, u: Tensor, state: ShippoState | None = None, **options: Unpack[SegmentOptions]) -> Tensor | None:
         """R [B, T, G, P, P] that the layer applies along `u` [B, T, d_model]; `None` without a right action."""
         found: list[Tensor] = []
-        with self.right.register_forward_hook(lambda module, given, right: found.append(right)):
+        with self.right.register_forward_hook(lambda *call: found.append(call[-1])):
             self.run(u, state, check_segment(self, u, **options))
         return found[0] if found else None
 

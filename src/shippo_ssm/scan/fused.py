@@ -100,7 +100,7 @@ def scan_operators(
     backward_schema = f"({given}, Tensor kept, Tensor dy, Tensor? dfinal) -> ({', '.join(['Tensor'] * 8)})"
 
     # Both operators, and without `compute` what a graph sees of them: the outputs' shapes and dtypes.
-    def scan(*arguments: Any, compute: bool = True) -> tuple[Tensor, ...]:
+    def scan(*arguments: Any, compute: bool = True) -> Any:
         *operands, initial_state, cu_seqlens, keep = arguments
         recurrence = Recurrence(*operands)
         case, value, new = case_of(recurrence), recurrence.value, allocate if compute else _new_empty
