@@ -129,7 +129,7 @@ def decode(
     right = None
     if not plan.kind and layer.use_right and layer.right.num_coordinates:
         right = _right(layer, plan, wide, narrow, dt)
-    run_cell = _run_cell if readable else torch.ops.shippo.step_cell
+    run_cell: Any = _run_cell if readable else torch.ops.shippo.step_cell
     run_cell(
         x, projected, wide, narrow, right, plan.kind, plan.sizes, *plan.parameters, plan.norm_eps, *before[1:], *after[1:], out,
         dt, all_states,
@@ -299,7 +299,8 @@ def _cell_op(x, projected, wide, narrow, right, kind, sizes, *rest) -> None:
     times = tokens // max(1, batch) if all_states else 1
     after = _checked(m.dtype, *((t, times * count) for t, count in zip((next_m, next_w, next_v), kept)), written=True)
     (out,) = _checked(x.dtype, (out, tokens * channels), written=True)
-    _run_cell(*given, right, kind, sizes, *state[:5], norm_eps, *state[5:], *after, out, dt, all_states)
+    operands = *given, right, kind, sizes, *state[:5], norm_eps, *state[5:], *after, out, dt, all_states
+    _run_cell(*operands)
 
 
 _library.impl("step_branch", _branch_op, "CPU")
