@@ -89,8 +89,8 @@ def save_tensors(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
     The last of several outputs is there for the gradient alone, and has none itself.
     """
     *others, last = output if isinstance(output, tuple) else (output,)
-    ctx.set_materialize_grads(False)
     if others:
+        ctx.set_materialize_grads(False)
         ctx.mark_non_differentiable(last)
     tensors = [given for given in inputs if given is None or isinstance(given, torch.Tensor)]
     ctx.options = inputs[len(tensors) :]
