@@ -62,8 +62,9 @@ def segmented(**case: Any) -> dict[str, float]:
     from unittest import mock
 
     from shippo_ssm import dispatch
+    from shippo_ssm.scan import api
 
-    with mock.patch.object(dispatch, "cpu_scan_reason", return_value="asked"), mock.patch.object(dispatch, "SEGMENT_LENGTH", 3):
+    with mock.patch.object(api, "scan_kernels", return_value="triton"), mock.patch.object(dispatch, "SEGMENT_LENGTH", 3):
         return scan("float64", backend="segmented", **case)
 
 

@@ -10,8 +10,8 @@ def test_the_recorded_path_is_the_whole_way():
     """From the layer to the threads that run machine code, and back; its length is on the page and not tested."""
     forward, backward = call_paths()
     assert forward[0] == Call(0, "layers/mixer.py", "Mixer.forward")
-    assert {call.name for call in forward} >= {"Shippo.run", "Orthogonal.dense", "launch", "scan"}
-    assert {call.file for call in backward} >= {"scan/fused.py", "engine/run.py", "layers/conv.py"}
+    assert {call.name for call in forward} >= {"Shippo.run", "Exponential.dense", "launch", "scan"}
+    assert {call.file for call in backward} >= {"scan/fused.py", "engine/run.py", "layers/rows.py"}
     assert as_text(forward).endswith(f"{len(forward)} functions in {len({call.file for call in forward})} files")
 
 

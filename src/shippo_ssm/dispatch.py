@@ -46,6 +46,7 @@ MAX_ACTION_WIDTH, MAX_GENERATOR_WIDTH, MAX_GPU_ACTION_WIDTH = 8, 16, 16
 # The dtypes of tokens that the CPU kernels of a decode step take.
 STEP_DTYPES = (torch.float32, torch.float64, torch.bfloat16)
 PLAIN = (Tensor, torch.nn.Parameter)
+ONNX_EXPORT = "ONNX export, which has no kernels of ours"
 # A constant, since `torch.compile` traces through the functions below. Triton is not imported for the question.
 HAS_TRITON = importlib.util.find_spec("triton") is not None
 
@@ -70,19 +71,18 @@ def is_plain(tensor: Tensor) -> bool:
     return type(tensor) in PLAIN and tensor.is_cpu
 
 
-def under_transform() -> bool:
-    """Whether a transform of `torch.func` or a level of `forward_ad` is active."""
-    return transform_depth() > 0 or forward_ad._current_level >= 0
+def is_readable(*tensors: Tensor) -> bool:
+    """Whether Python and kernels may read the numbers where they are. A GPU would have to wait.
 
-
-def is_readable(tensor: Tensor) -> bool:
-    """Whether Python may read the values: plain CPU numbers, not compiled, traced or transformed. A GPU would have to wait."""
-    return is_plain(tensor) and not torch.compiler.is_compiling() and not under_transform()
-
-
-def in_onnx_export() -> bool:
-    """Whether a model is being exported to ONNX; torch's own question takes as long as a small kernel, so it comes last."""
-    return (torch.compiler.is_compiling() or torch.jit.is_tracing()) and torch.onnx.is_in_onnx_export()
+    Plain CPU tensors of one dtype, not empty and without negative views; not compiled, traced or transformed.
+    """
+    if torch.compiler.is_compiling() or torch.jit.is_tracing() or transform_depth() or forward_ad._current_level >= 0:
+        return False
+    dtype = tensors[0].dtype
+    for tensor in tensors:
+        if type(tensor) not in PLAIN or not tensor.is_cpu or tensor.dtype != dtype or not tensor.numel() or tensor.is_neg():
+            return False
+    return True
 
 
 def transform_reason(*tensors: Tensor | None) -> str:
@@ -91,11 +91,13 @@ def transform_reason(*tensors: Tensor | None) -> str:
     `torch.func.grad`, `jvp` and `forward_ad` differentiate torch's operations only: a kernel would fail there, or give a
     tangent of zero. `vmap` alone is supported: operators have a rule for it.
     """
-    if in_onnx_export():
-        return "ONNX export, which has no kernels of ours"
-    if not under_transform():
+    compiling = torch.compiler.is_compiling()
+    # torch's own question takes as long as a small kernel, so it comes last.
+    if (compiling or torch.jit.is_tracing()) and torch.onnx.is_in_onnx_export():
+        return ONNX_EXPORT
+    if not transform_depth() and forward_ad._current_level < 0:
         return ""
-    if torch.compiler.is_compiling():
+    if compiling:
         # A graph shows that there is a transform, but not which tensors it concerns.
         return "a transform of torch.func"
     functorch: Any = torch._C._functorch  # pyright: ignore[reportAttributeAccessIssue]
@@ -109,35 +111,12 @@ def transform_reason(*tensors: Tensor | None) -> str:
     return ""
 
 
-def direct_reason(*tensors: Tensor) -> str:
-    """Why a CPU kernel cannot be launched directly, not as an operator of torch, or "".
-
-    It takes plain CPU tensors of one dtype, without negative views, outside of compilers and transforms.
-    """
-    if torch.compiler.is_compiling() or torch.jit.is_tracing() or under_transform():
-        return "a compiler, a transform or an export"
-    dtype = tensors[0].dtype
-    for tensor in tensors:
-        if type(tensor) not in PLAIN or not tensor.is_cpu or tensor.dtype != dtype or not tensor.numel() or tensor.is_neg():
-            return "tensors that are not plain CPU numbers of one dtype"
-    return ""
-
-
 def gpu_reason(tensor: Tensor) -> str:
     """Why Triton's kernels cannot take a tensor, or ""; a ROCm GPU is a "cuda" device to torch."""
     if not HAS_TRITON:
         return "no Triton installed (the extra `gpu` brings it)"
     if tensor.device.type != "cuda" and not is_interpreted():
         return f"tensors on {tensor.device.type}, and the Triton kernels run on a GPU"
-    return ""
-
-
-def cpu_scan_reason(value: Tensor) -> str:
-    """Why the CPU kernels of the scan cannot take `value` [.., P], or ""."""
-    if value.device.type != "cpu":
-        return f"tensors on {value.device.type}, and the fused kernels run on a CPU"
-    if not 1 <= value.shape[-1] <= MAX_SCAN_WIDTH:
-        return f"width P = {value.shape[-1]}, and the fused kernels take 1 to {MAX_SCAN_WIDTH}"
     return ""
 
 
@@ -150,7 +129,7 @@ def gpu_scan_reason(value: Tensor) -> str:
 
 def scan_kernels(value: Tensor) -> str:
     """The kernels that can take `value` [.., P]: "fused", "triton" or "" for none."""
-    if not cpu_scan_reason(value):
+    if value.device.type == "cpu" and 1 <= value.shape[-1] <= MAX_SCAN_WIDTH:
         return "fused"
     return "" if gpu_scan_reason(value) else "triton"
 
@@ -165,15 +144,19 @@ def choose_scan(backend: str, value: Tensor, *others: Tensor | None) -> tuple[st
     """(backend, reason) of a scan, as plain strings: a traced graph takes no other."""
     if backend not in ("auto", *SCAN_BACKENDS):
         raise unknown_backend("transport_scan", backend)
-    kind, reason, fallback = value.device.type, transform_reason(value, *others), "associative"
+    kind, width, reason = value.device.type, value.shape[-1], transform_reason(value, *others)
+    # A loop is the only one of these that a graph with a free length can hold.
+    fallback = "reference" if reason == ONNX_EXPORT else "associative" if reason else "chunked"
     named = ("fused" if kind == "cpu" else "triton") if backend == "auto" else backend
     if named not in ("fused", "triton", "segmented"):
         return backend, "asked for by name"
-    if reason:
-        # A loop is the only one of these that a graph with a free length can hold.
-        fallback = "reference" if in_onnx_export() else fallback
-    elif named != "segmented":
-        reason, fallback = cpu_scan_reason(value) if named == "fused" else gpu_scan_reason(value), "chunked"
+    if not reason and named == "triton":
+        reason = gpu_scan_reason(value)
+    elif not reason and named == "fused":
+        if kind != "cpu":
+            reason = f"tensors on {kind}, and the fused kernels run on a CPU"
+        elif not 1 <= width <= MAX_SCAN_WIDTH:
+            reason = f"width P = {width}, and the fused kernels take 1 to {MAX_SCAN_WIDTH}"
     if backend != "auto":
         if reason:
             raise ValueError(f"transport_scan: `backend` is {backend!r} with {reason}; use backend={fallback!r} or 'auto'")
@@ -189,7 +172,7 @@ def choose_scan(backend: str, value: Tensor, *others: Tensor | None) -> tuple[st
     # Summaries are no operators of torch, which `vmap` would have a rule for.
     if few and value.shape[1] >= 2 * SEGMENT_LENGTH and not transform_depth():
         return "segmented", f"auto: {chains} long chains for {workers}"
-    return named, f"auto: {'CPU' if kind == 'cpu' else kind} tensors of width {value.shape[-1]} <= {MAX_SCAN_WIDTH}"
+    return named, f"auto: {'CPU' if kind == 'cpu' else kind} tensors of width {width} <= {MAX_SCAN_WIDTH}"
 
 
 def choose_action(
@@ -238,10 +221,11 @@ def uses_gpu_step(value: Tensor, memory: Tensor) -> bool:
 
 
 def uses_cpu_step(u: Tensor, backend: str) -> bool:
-    """Whether the CPU kernels of a decode step can take tokens `u` [B, T, d_model]: nobody needs gradients."""
-    if torch.is_grad_enabled() or u.device.type != "cpu" or u.dtype not in STEP_DTYPES or backend not in ("auto", "fused"):
+    """Whether the CPU kernels of a decode step can take tokens `u` [B, T, d_model], where nobody needs gradients."""
+    if u.device.type != "cpu" or u.dtype not in STEP_DTYPES or backend not in ("auto", "fused"):
         return False
     # A graph with a free length is not a step.
-    if isinstance(u.shape[1], torch.SymInt) or in_onnx_export() or torch.is_autocast_enabled("cpu"):
+    if isinstance(u.shape[1], torch.SymInt) or torch.is_autocast_enabled("cpu") or not u.numel():
         return False
-    return bool(u.numel()) and not under_transform()
+    # The operators of a step have no rule for `vmap`, and a state may have a tangent where u has none.
+    return not transform_depth() and forward_ad._current_level < 0 and not transform_reason()

@@ -1,6 +1,6 @@
 """Right actions R_t: factors, families and the dense exponential."""
 
-from shippo_ssm.actions.base import Factor, RightAction
+from shippo_ssm.actions.base import Factor
 from shippo_ssm.actions.expm import expm
 from shippo_ssm.actions.factors import Diagonal, RankOne, Rotation, Shear
 from shippo_ssm.actions.families import (
@@ -14,6 +14,7 @@ from shippo_ssm.actions.families import (
     Structured,
     get_family,
 )
+from shippo_ssm.actions.family import RightAction
 
 __all__ = [
     "DenseExp",

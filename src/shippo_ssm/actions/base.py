@@ -1,21 +1,16 @@
-"""The two contracts of this package: a `Factor` has one coefficient, a `RightAction` family has K coordinates and a step.
-
-A family maps coordinates [.., K] and a step [..], whose leading shapes broadcast, to right actions R [.., P, P]. Shapes are
-checked, values are not: reading them would stall a GPU and break a graph. A step must be >= 0 for the stated bounds to hold.
-"""
+"""What factors have in common, and what factors and families share: a rule for `vmap`, a check of states, an error."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Hashable, Sequence
-from typing import Any
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from shippo_ssm._expect import expect_size
-from shippo_ssm.actions.kernels import Inline
-from shippo_ssm.dispatch import compute_dtype
+if TYPE_CHECKING:
+    from shippo_ssm.actions.family import RightAction
 
 
 class Factor(ABC):
@@ -47,94 +42,6 @@ class Factor(ABC):
     def inverse(self, coef: Tensor | float) -> Tensor:
         """exp(-coef G) [.., P, P], the inverse of `dense(coef)`."""
         return self.dense(-coef)
-
-
-class RightAction(nn.Module, ABC):
-    """A family of right actions R(coords, step) of one group of width P; calling it is `dense`.
-
-    Args:
-        width: P.
-        coordinates: the names of the K coordinates, in order.
-        bounded: whether an option holds ||R||_2 <= 1; fixed at construction.
-    """
-
-    def __init__(self, width: int, coordinates: Sequence[str], bounded: bool = False) -> None:
-        super().__init__()
-        expect_size(type(self).__name__, "width", width)
-        self.width = width
-        self.coordinates = tuple(coordinates)
-        self.num_coordinates = len(self.coordinates)
-        self._bounded = bounded
-
-    @abstractmethod
-    def dense(self, coords: Tensor, step: Tensor | float) -> Tensor:
-        """R [.., P, P] for coordinates [.., K] and steps [..], >= 0."""
-
-    @abstractmethod
-    def generator(self, coords: Tensor) -> Tensor:
-        """A [.., P, P] such that R agrees with exp(step A) to first order in the step."""
-
-    def inverse(self, coords: Tensor, step: Tensor | float) -> Tensor:
-        """R^{-1} [.., P, P], the true inverse (never a transpose)."""
-        return torch.linalg.inv(self.dense(coords, step))
-
-    @property
-    def bounded(self) -> bool:
-        """Whether the family was built with a bound on its norm; read-only."""
-        return self._bounded
-
-    @property
-    def inline(self) -> Inline | None:
-        """The kernel that can compute R inside another one; `None` where that kernel must be given R."""
-        return None
-
-    def signature(self) -> Hashable:
-        """Everything a compiled plan may assume about the family: class, sizes and inline kernel. Compare it before reuse."""
-        return type(self), self.width, self.num_coordinates, self.inline
-
-    @property
-    def stable(self) -> bool:
-        """Whether ||R||_2 <= 1 for every input, up to rounding: then the memory cannot grow."""
-        return False
-
-    def act(self, state: Tensor, coords: Tensor, step: Tensor | float) -> Tensor:
-        """state R for a state [.., N, P] whose leading shape broadcasts with that of R."""
-        check_state(self, state)
-        return state @ self.dense(coords, step)
-
-    def growth_bound(self, coords: Tensor, step: Tensor | float) -> Tensor:
-        """The largest factor [..] by which R can lengthen a row, its norm ||R||_2."""
-        right = self.dense(coords, step)
-        return torch.linalg.matrix_norm(right.to(compute_dtype(right.dtype)), 2)
-
-    def init_coordinates(self, memory_length: float | None = None) -> Tensor:
-        """Coordinates [K] at which R is the identity, or so near it that the memory lasts `memory_length` unit steps."""
-        return torch.zeros(self.num_coordinates)
-
-    def forward(self, coords: Tensor, step: Tensor | float) -> Tensor:
-        return self.dense(coords, step)
-
-    def extra_repr(self) -> str:
-        return f"width={self.width}, num_coordinates={self.num_coordinates}"
-
-    def check(self, coords: Tensor, step: Tensor | float = 1.0) -> Tensor:
-        """Check the shapes of both arguments; returns the step as a tensor with the leading shape of both."""
-        op, wanted = type(self).__name__, f"[.., {self.num_coordinates}]"
-        if not isinstance(coords, Tensor) or not coords.is_floating_point():
-            raise ValueError(f"{op}: `coords` is {coords!r:.60}; expected a floating tensor {wanted}; convert it with .to()")
-        if coords.ndim < 1 or coords.shape[-1] != self.num_coordinates:
-            raise ValueError(
-                f"{op}: `coords` has shape {tuple(coords.shape)}; expected {wanted} for width {self.width}; "
-                f"its coordinates are {', '.join(self.coordinates) or 'none'}"
-            )
-        step = torch.as_tensor(step, dtype=coords.dtype, device=coords.device) if not isinstance(step, Tensor) else step
-        try:
-            return step.expand(torch.broadcast_shapes(coords.shape[:-1], step.shape))
-        except RuntimeError:
-            raise ValueError(
-                f"{op}: `step` has shape {tuple(step.shape)}; expected to broadcast with {tuple(coords.shape[:-1])}, the "
-                "leading shape of `coords`; expand or index it to match"
-            ) from None
 
 
 def register_vmap(op: Any, num_tensors: int) -> None:

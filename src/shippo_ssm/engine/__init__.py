@@ -8,7 +8,7 @@ from shippo_ssm.engine.cache import cache_directory
 from shippo_ssm.engine.emitter import Emitter, Pointer, Variable, register_lanes, simd, simd_lanes, tile_columns
 from shippo_ssm.engine.gpu import Config, launch_gpu
 from shippo_ssm.engine.memory import recycled
-from shippo_ssm.engine.run import allocate, custom_op, differentiate, launch
+from shippo_ssm.engine.run import allocate, custom_op, differentiate, launch, save_tensors
 
 __all__ = [
     "LANES",
@@ -26,6 +26,7 @@ __all__ = [
     "launch_gpu",
     "recycled",
     "register_lanes",
+    "save_tensors",
     "simd",
     "simd_lanes",
     "tile_columns",

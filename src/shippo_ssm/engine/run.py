@@ -83,6 +83,20 @@ def custom_op(name: str, schema: str | None = None) -> Callable[[Callable[..., A
     return decorate
 
 
+def save_tensors(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+    """Keep for the gradient of an operator its tensors, which come before its options, and its last output.
+
+    The last of several outputs is there for the gradient alone, and has none itself.
+    """
+    *others, last = output if isinstance(output, tuple) else (output,)
+    if others:
+        ctx.set_materialize_grads(False)
+        ctx.mark_non_differentiable(last)
+    tensors = [given for given in inputs if given is None or isinstance(given, torch.Tensor)]
+    ctx.options = inputs[len(tensors) :]
+    ctx.save_for_backward(*tensors, last)
+
+
 def check_one_device(name: str, arguments: Iterable[Any]) -> None:
     """Raise where tensors are on several devices: one without memory, given to an exported program, would leave the others'
     results without numbers."""

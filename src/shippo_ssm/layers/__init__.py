@@ -4,10 +4,10 @@ from shippo_ssm.layers.attention import AttentionCache, CausalAttention
 from shippo_ssm.layers.block import Bidirectional, Block, ShippoBackbone, Stack
 from shippo_ssm.layers.cell import shippo_cell, shippo_cell_step
 from shippo_ssm.layers.controller import Controller, Emission
-from shippo_ssm.layers.conv import ShortConv
 from shippo_ssm.layers.interventions import debug_nans, identity_right, zero_right_suffix
 from shippo_ssm.layers.lift import LiftedMemory, LiftState, OnlineMemory, lift, online_memory
 from shippo_ssm.layers.mixer import Mixer, Segment
+from shippo_ssm.layers.rows import ShortConv
 from shippo_ssm.layers.shippo import Shippo, warmup
 from shippo_ssm.layers.spec import PAPER_GEOMETRY, PAPER_START, PRESETS, ShippoSpec
 from shippo_ssm.layers.states import CellState, ShippoState

@@ -18,8 +18,8 @@ from torch import Tensor, nn
 
 from shippo_ssm._private import real_numbers
 from shippo_ssm.actions import RightAction
-from shippo_ssm.layers.conv import ShortConv
 from shippo_ssm.layers.mixer import WHOLE, Segment
+from shippo_ssm.layers.rows import ShortConv
 from shippo_ssm.layers.spec import ShippoSpec
 from shippo_ssm.layers.weight_decay import NoWeightDecay
 

@@ -20,17 +20,15 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from shippo_ssm._private import has_global_hooks
-from shippo_ssm.actions import RightAction
 from shippo_ssm.actions.kernels import Inline
-from shippo_ssm.dispatch import PLAIN, STEP_DTYPES, compute_dtype, is_plain, is_readable
+from shippo_ssm.dispatch import PLAIN, STEP_DTYPES, compute_dtype, is_plain, is_readable, uses_cpu_step
 from shippo_ssm.engine import launch
 from shippo_ssm.engine.run import check_one_device
 from shippo_ssm.layers._decode_cpu import Branch, Cell, CellCase, build_branch, build_cell
 from shippo_ssm.layers.controller import Controller
-from shippo_ssm.layers.conv import ShortConv
 from shippo_ssm.layers.linear import ARITHMETIC, MAX_TOKENS, NAMES, Weights, address_of, product, weights_of
 from shippo_ssm.layers.mixer import Segment
-from shippo_ssm.layers.rows import RMSNorm
+from shippo_ssm.layers.rows import RMSNorm, ShortConv
 from shippo_ssm.layers.states import CellState, ShippoState, check_state
 
 if TYPE_CHECKING:
@@ -40,7 +38,7 @@ if TYPE_CHECKING:
 _MIN_STATE = 1 << 15
 _PLAIN = frozenset(PLAIN)
 # The forward methods that the kernels replace; a module with another one is called instead.
-_FORWARDS = (ShortConv.forward, Controller.forward, RightAction.forward, RMSNorm.forward)
+_FORWARDS = (ShortConv.forward, Controller.forward, RMSNorm.forward)
 
 
 class Projection(NamedTuple):
@@ -61,24 +59,30 @@ class DecodePlan(NamedTuple):
     state_dtype: torch.dtype
     conv: tuple[Tensor, Tensor | None]
     parameters: tuple[Tensor | None, ...]
-    """As of `_run_cell`."""
+    """scalar_bias [4, G], right_bias [G, K], drift_log [G, N], skip [G, P] and the norm's weight [D]."""
     projections: list[Projection]
     """In-projection, the controller's projections of x, out-projection, and the controller's projections of its bottleneck,
     which is the last of those of x."""
-    inline: Inline | None
-    """How the cell kernel computes the right action, where it can."""
+    kind: str
+    sizes: list[int]
+    """The `Inline` by which the cell kernel computes the right action; "" where it does not."""
     norm_eps: float
 
 
 def find_plan(layer: Shippo, u: Tensor, state: ShippoState | None, segment: Segment) -> DecodePlan | None:
     """The plan for a call of `layer` without gradients, or `None` where the ordinary forward pass has to serve it."""
+    # First: a graph with a free length must not ask whether it is one.
+    if not uses_cpu_step(u, layer.spec.backend):
+        return None
     few = not layer.spec.controller_conv if segment.return_all_states else u.shape[1] == 1
     if not few or not segment.whole:
         return None
     readable = is_readable(u)
     plan = cached_plan(layer) if readable else make_plan(layer)
-    if plan is None or plan.dtype != u.dtype or state is None:
-        return plan if plan is not None and plan.dtype == u.dtype else None
+    if plan is None or plan.dtype != u.dtype:
+        return None
+    if state is None:
+        return plan
     if not isinstance(state, ShippoState) or not isinstance(state.cell, CellState):
         return None
     # Their device is that of u, or `check_state` raises.
@@ -123,24 +127,13 @@ def decode(
     else:
         dt = segment.dt.reshape(tokens).to(plan.state_dtype).contiguous().resolve_neg()
     right = None
-    if plan.inline is None and layer.use_right and layer.right.num_coordinates:
+    if not plan.kind and layer.use_right and layer.right.num_coordinates:
         right = _right(layer, plan, wide, narrow, dt)
-    cell = _run_cell if readable else _traced_cell
-    cell(
-        x,
-        projected,
-        wide,
-        narrow,
-        right,
-        plan.inline,
-        plan.parameters,
-        plan.norm_eps,
-        before[1:],
-        after[1:],
-        out,
-        dt,
-        all_states,
-    )
+    run_cell: Any = _run_cell if readable else torch.ops.shippo.step_cell
+    run_cell(
+        x, projected, wide, narrow, right, plan.kind, plan.sizes, *plan.parameters, plan.norm_eps, *before[1:], *after[1:], out,
+        dt, all_states,
+    )  # fmt: skip
     return _project(leave, out).view(batch, length, -1), ShippoState(after[0], CellState(*after[1:]), own_window)
 
 
@@ -191,7 +184,8 @@ def _run_branch(projected, window, weight, bias, x, next_window, all_states) -> 
 
 
 def _run_cell(
-    x, projected, wide, narrow, right, inline, parameters, norm_eps, before, after, out, dt, all_states
+    x, projected, wide, narrow, right, kind, sizes, scalar_bias, right_bias, drift_log, skip, norm, norm_eps, memory, write,
+    value, next_memory, next_write, next_value, out, dt, all_states,
 ) -> None:  # fmt: skip
     """out = silu(gate) (norm(read_gate read^T H) + skip x) with H moved through every position; all tensors are contiguous.
 
@@ -201,21 +195,24 @@ def _run_cell(
         wide: [B T, row], side by side write [Q r N], read [Q N], scalars [4 G] and the right coordinates [G K].
         narrow: [B T, row], scalars, or scalars and coordinates, where the controller has a bottleneck; `wide` has them not.
         right: R [B T, G, P, P] where the kernel cannot compute it.
-        inline: how the kernel computes R; with neither there is no right action.
-        parameters: scalar_bias [4, G], right_bias [G, K], drift_log [G, N], skip [G, P] and the norm's weight [D], or `None`.
+        kind, sizes: the `Inline` by which the kernel computes R; with neither there is no right action.
+        scalar_bias, right_bias, drift_log, skip, norm: as in a plan.
         norm_eps: epsilon of the norm.
-        before: memory, write and value of the state that is entered.
-        after: the same after the last position, written; with a leading T axis with `all_states`.
+        memory, write, value: the state that is entered.
+        next_memory, next_write, next_value: the same after the last position, written; with a leading T axis with `all_states`.
         out: [B T, D], written.
         dt: [B T] times, factors of the steps.
-        all_states: whether `after` holds the states after all positions.
+        all_states: whether the next state holds the states after all positions.
     """
-    (batch, groups, order, width), sets, (tokens, channels) = before[0].shape, before[1].shape[1], out.shape
+    (batch, groups, order, width), sets, (tokens, channels) = memory.shape, write.shape[1], out.shape
     rank, length, size = x.shape[1] // channels, tokens // max(1, batch), x.itemsize
-    num_coordinates = 0 if inline is None or parameters[1] is None else parameters[1].shape[1]
-    x_at, gate, write, scalars, *others = _addresses(x, projected, wide, narrow, right, *parameters, *before, *after, out, dt)
+    addresses = _addresses(
+        x, projected, wide, narrow, right, scalar_bias, right_bias, drift_log, skip, norm, memory, write, value, next_memory,
+        next_write, next_value, out, dt,
+    )  # fmt: skip
+    x_at, gate, write_at, scalars, *others = addresses
     row, gate_row = wide.shape[1], projected.shape[1]
-    read = write + size * sets * rank * order
+    read = write_at + size * sets * rank * order
     coords, scalar_row, coords_row = read + size * sets * order, row, row
     if narrow is None:
         scalars, coords = coords, coords + size * 4 * groups
@@ -224,12 +221,13 @@ def _run_cell(
         if scalar_row > 4 * groups:
             coords, coords_row = scalars + size * 4 * groups, scalar_row
     operands = Cell._make((
-        x_at, gate + size * (gate_row - channels), write, read, scalars, coords, *others, rank * channels, gate_row, row, row,
-        scalar_row, coords_row, groups, sets, length, batch if all_states else 0,
+        x_at, gate + size * (gate_row - channels), write_at, read, scalars, coords, *others, rank * channels, gate_row, row,
+        row, scalar_row, coords_row, groups, sets, length, batch if all_states else 0,
     ))  # fmt: skip
+    inline = Inline(kind, *sizes) if kind else None
     case = CellCase(
-        NAMES[x.dtype], NAMES[dt.dtype], order, width, rank, num_coordinates, inline, right is not None or inline is not None,
-        None if parameters[4] is None else norm_eps,
+        NAMES[x.dtype], NAMES[dt.dtype], order, width, rank, right_bias.shape[1] if kind else 0, inline,
+        right is not None or inline is not None, None if norm is None else norm_eps,
     )  # fmt: skip
     launch(build_cell, batch, operands, _MIN_STATE // (channels * order * length) + 1, raw=True, case=case)
 
@@ -256,14 +254,6 @@ _library.define(
     "Tensor write, Tensor value, Tensor(a!) next_memory, Tensor(b!) next_write, Tensor(c!) next_value, Tensor(d!) out, "
     "Tensor dt, bool all_states) -> ()"
 )
-
-
-def _traced_cell(x, projected, wide, narrow, right, inline, parameters, norm_eps, before, after, *rest) -> None:
-    """`_run_cell` as the operator."""
-    kind, *sizes = inline or ("",)
-    torch.ops.shippo.step_cell(
-        x, projected, wide, narrow, right, kind, sizes, *parameters, norm_eps, *before, *after, *rest
-    )  # fmt: skip
 
 
 def _checked(dtype: torch.dtype, *tensors: tuple[Tensor | None, int], written: bool = False) -> list[Any]:
@@ -301,18 +291,16 @@ def _cell_op(x, projected, wide, narrow, right, kind, sizes, *rest) -> None:
     if wide.shape[1] < least or (narrow is not None and narrow.shape[1] < row):
         raise ValueError(f"Shippo: projections of the decode step have {wide.shape[1]} columns; expected {least} and {row}")
     projections = [(tensor, 0 if tensor is None else tokens * tensor.shape[1]) for tensor in (projected, wide, narrow)]
-    x, projected, wide, narrow = _checked(x.dtype, (x, tokens * rank * channels), *projections)
+    given = _checked(x.dtype, (x, tokens * rank * channels), *projections)
     counts = numbers, groups * coordinates, groups * order, channels, channels
-    right, dt, *given = _checked(
+    right, dt, *state = _checked(
         m.dtype, (right, tokens * channels * width), (dt, tokens), *zip(parameters, counts), *zip((m, w, v), kept)
     )
     times = tokens // max(1, batch) if all_states else 1
     after = _checked(m.dtype, *((t, times * count) for t, count in zip((next_m, next_w, next_v), kept)), written=True)
     (out,) = _checked(x.dtype, (out, tokens * channels), written=True)
-    inline = Inline(kind, *sizes) if kind else None
-    _run_cell(
-        x, projected, wide, narrow, right, inline, given[:5], norm_eps, given[5:], after, out, dt, all_states
-    )  # fmt: skip
+    operands = *given, right, kind, sizes, *state[:5], norm_eps, *state[5:], *after, out, dt, all_states
+    _run_cell(*operands)
 
 
 _library.impl("step_branch", _branch_op, "CPU")
@@ -389,11 +377,11 @@ def make_plan(layer: Shippo) -> DecodePlan | None:
     """The plan of a decode step of `layer`; `None` where only the forward pass serves it: other dtypes,
     devices, shapes or memory layouts, or hooks on modules that it would not call."""
     controller, conv, norm, spec = layer.controller, layer.conv, layer.read_norm, layer.spec
-    silent = [module for module in (conv, controller, layer.right, norm) if module is not None]
+    silent = [module for module in (conv, controller, norm, layer.right) if module is not None]
     if controller.zero_suffix or any(map(is_hooked, silent)) or has_global_hooks():
         return None
-    readable = is_readable(layer.drift_log)
-    if readable and any(type(module).forward is not forward for module, forward in zip(silent, _FORWARDS)):
+    readable, forwards = is_readable(layer.drift_log), (*_FORWARDS[: len(silent) - 1], type(layer.right).dense)
+    if readable and any(type(module).forward is not forward for module, forward in zip(silent, forwards)):
         return None
     dtype, state_dtype, eps = conv.weight.dtype, layer.drift_log.dtype, 0.0 if norm is None else norm.eps
     if dtype not in STEP_DTYPES or state_dtype != compute_dtype(dtype) or eps is None:
@@ -420,7 +408,8 @@ def make_plan(layer: Shippo) -> DecodePlan | None:
             if not fits or (readable and tensor.is_neg()):
                 return None
         tensors.append(tensor)
-    sets, bottleneck, inline = controller.num_sets, spec.controller_rank or 0, layer.right.inline if layer.use_right else None
+    sets, bottleneck = controller.num_sets, spec.controller_rank or 0
+    kind, *sizes = (layer.right.inline if layer.use_right else None) or ("",)
     vectors = [(controller.write_proj, sets * spec.write_rank * order), (controller.read_proj, sets * order)]
     numbers, narrow = [(controller.scalar_proj, 4 * groups)], []
     if controller.right_proj is not None and layer.use_right:
@@ -436,4 +425,4 @@ def make_plan(layer: Shippo) -> DecodePlan | None:
         rows = None if weights is None else [matrix.rows for matrix in weights.matrices if matrix.rows]
         fits = weights is not None and (weights.dtype, weights.columns, rows) == (dtype, columns, widths)
         projections.append(Projection(linears, widths, weights if fits else None))
-    return DecodePlan(dtype, state_dtype, tuple(tensors[:2]), tuple(tensors[2:]), projections, inline, eps)
+    return DecodePlan(dtype, state_dtype, tuple(tensors[:2]), tuple(tensors[2:]), projections, kind, sizes, eps)

@@ -195,8 +195,8 @@ def weights_of(linears: Sequence[nn.Linear]) -> Weights | None:
     """The weights of up to four plain linear layers; `None` where one of them has to be called."""
     if nn.Linear.forward is not _FORWARDS[nn.Linear]:
         return None
-    matrices, rows, items = [], 0, 0
-    dtype = stored = columns = None
+    matrices: list[Matrix] = []
+    kinds: set[tuple[torch.dtype, torch.dtype, int]] = set()
     for linear in linears:
         if type(linear).forward is not _FORWARDS.get(type(linear)):
             return None
@@ -215,15 +215,14 @@ def weights_of(linears: Sequence[nn.Linear]) -> Weights | None:
             is_plain(bias) and bias.dtype == own and bias.shape == numbers.shape[:1] and is_operand(bias)
         ):
             return None
-        found = (own, numbers.dtype, numbers.shape[1])
-        if dtype is not None and found != (dtype, stored, columns):
-            return None
-        dtype, stored, columns = found
+        kinds.add((own, numbers.dtype, numbers.shape[1]))
         matrices.append(Matrix(numbers.data_ptr(), 0 if bias is None else bias.data_ptr(), scale, len(numbers)))
-        rows += len(numbers)
-        items += -(-len(numbers) // ROWS)
-    if dtype is None or not columns:
+    if len(kinds) != 1:
         return None
+    (dtype, stored, columns), rows = kinds.pop(), sum(matrix.rows for matrix in matrices)
+    if not columns:
+        return None
+    items = sum(-(-matrix.rows // ROWS) for matrix in matrices)
     matrices += [Matrix(0, 0, 0, 0)] * (4 - len(matrices))
     return Weights(matrices, dtype, "int8" if stored == torch.int8 else NAMES[dtype], columns, rows, items)
 

@@ -23,13 +23,12 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from shippo_ssm.actions import get_family
-from shippo_ssm.dispatch import compute_dtype, uses_cpu_step
+from shippo_ssm.dispatch import compute_dtype
 from shippo_ssm.layers import decode
 from shippo_ssm.layers.cell import run_cell, shippo_cell_step
-from shippo_ssm.layers.controller import Controller, Emission
-from shippo_ssm.layers.conv import ShortConv
+from shippo_ssm.layers.controller import Controller
 from shippo_ssm.layers.mixer import Mixer, Segment, SegmentOptions, check_segment
-from shippo_ssm.layers.rows import NoDecayNorm, scaled
+from shippo_ssm.layers.rows import NoDecayNorm, ShortConv, scaled
 from shippo_ssm.layers.spec import ShippoSpec, make_spec
 from shippo_ssm.layers.states import CellState, ShippoState, check_state
 from shippo_ssm.layers.weight_decay import NoWeightDecay
@@ -165,13 +164,20 @@ class Shippo(Mixer[ShippoState], NoWeightDecay):
 
     def run(self, u: Tensor, state: ShippoState | None, segment: Segment) -> tuple[Tensor, ShippoState]:
         """One segment; a single token that continues a state takes one update of the cell instead of a scan."""
-        plan = decode.find_plan(self, u, state, segment) if uses_cpu_step(u, self.spec.backend) else None
+        plan = None if torch.is_grad_enabled() else decode.find_plan(self, u, state, segment)
         if plan is not None:
             return decode.decode(self, plan, u, state, segment)
         if segment.return_all_states:
             return self.run_stepwise(u, state, segment)
-        fresh = state is None
-        x, gate, emission, state, windows = self._emit(u, state, segment)
+        count = u.shape[0] if segment.cu_seqlens is None else segment.cu_seqlens.shape[0] - 1
+        if fresh := state is None:
+            state = self.init_state(count, u)
+        else:
+            check_state("Shippo", state, count, self.state_shapes, u.device)
+        branch, gate = self.in_proj(u).split([self.spec.write_rank * self.d_inner, self.d_inner], dim=-1)
+        x, window = self.conv(branch, state.conv, segment)
+        x = F.silu(x)
+        emission, own_window = self.controller(x[..., : self.d_inner], state.controller, segment)
         # The recurrence runs in float32 at least, also where autocast lowers the projections.
         lowered = not u.is_meta and torch.is_autocast_enabled(u.device.type)
         with torch.autocast(u.device.type, enabled=False) if lowered else contextlib.nullcontext():
@@ -198,37 +204,17 @@ class Shippo(Mixer[ShippoState], NoWeightDecay):
         y = self.out_proj(y.flatten(-2).to(gate.dtype) * F.silu(gate))
         if segment.mask is not None:
             y = torch.where(segment.at_positions(segment.mask).unsqueeze(-1), y, 0)
-        return y, windows._replace(cell=cell)
+        return y, ShippoState(window, cell, own_window)
 
     def right_actions(self, u: Tensor, state: ShippoState | None = None, **options: Unpack[SegmentOptions]) -> Tensor | None:
-        """R [B, T, G, P, P] that the layer would apply along `u` [B, T, d_model]; `None` without a right action."""
-        if not self.right.num_coordinates:
-            return None
-        emission = self._emit(u, state, check_segment(self, u, **options))[2]
-        return self.right(emission.coords, emission.step)
+        """R [B, T, G, P, P] that the layer applies along `u` [B, T, d_model]; `None` without a right action."""
+        found: list[Tensor] = []
+        with self.right.register_forward_hook(lambda *call: found.append(call[-1])):
+            self.run(u, state, check_segment(self, u, **options))
+        return found[0] if found else None
 
     def extra_repr(self) -> str:
         return f"d_model={self.d_model}, num_groups={self.num_groups}, {self.spec}"
-
-    def _emit(
-        self, u: Tensor, state: ShippoState | None, segment: Segment
-    ) -> tuple[Tensor, Tensor, Emission, ShippoState, ShippoState]:
-        """Everything in front of the recurrence.
-
-        Returns:
-            Values [B, T, r D], the gate [B, T, D], the emission, the state that was entered, and that state with the next
-            windows of the convolutions.
-        """
-        count = u.shape[0] if segment.cu_seqlens is None else segment.cu_seqlens.shape[0] - 1
-        if state is None:
-            state = self.init_state(count, u)
-        else:
-            check_state("Shippo", state, count, self.state_shapes, u.device)
-        branch, gate = self.in_proj(u).split([self.spec.write_rank * self.d_inner, self.d_inner], dim=-1)
-        x, window = self.conv(branch, state.conv, segment)
-        x = F.silu(x)
-        emission, own_window = self.controller(x[..., : self.d_inner], state.controller, segment)
-        return x, gate, emission, state, state._replace(conv=window, controller=own_window)
 
 
 def _signature() -> inspect.Signature:

@@ -10,15 +10,15 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from shippo_ssm.dispatch import asks_gradients, compute_dtype
-from shippo_ssm.engine import allocate, custom_op, launch
+from shippo_ssm.dispatch import asks_gradients
+from shippo_ssm.engine import allocate, custom_op, launch, save_tensors
 from shippo_ssm.scan._cpu_kernels import (
     Backward,
     Case,
@@ -43,16 +43,16 @@ _STREAMED = 1 << 23
 def adjoint_update(recurrence: Recurrence, cu_seqlens: Tensor | None = None) -> Tensor:
     """S_0 [S, G, N, P] of S_{t-1} = L_t (S_t + write_t value_t^T) R_t^T from S_T = 0; no gradients."""
     value, case = recurrence.value, _case(recurrence)._replace(mirrored=True)
-    count, items = _items(recurrence, cu_seqlens, case.chunk, value.shape[2])
-    update = value.new_empty(len(items.first_chunk), value.shape[2], case.order, case.width)
-    launch(build_forward, count, Forward(items, recurrence, None, None, update, None), case=case)
+    sequences = value.shape[0] if cu_seqlens is None else len(cu_seqlens) - 1
+    update = value.new_empty(sequences, value.shape[2], case.order, case.width)
+    _forward(case, recurrence, None, cu_seqlens, Outputs(None, update, update.new_empty(0)))
     return update
 
 
 class Outputs(NamedTuple):
     """y [B, T, G, P] in the dtype of `value`; final states and the states kept for a backward pass in that of states."""
 
-    y: Tensor
+    y: Tensor | None
     final: Tensor
     kept: Tensor
 
@@ -92,25 +92,6 @@ def scan_operators(
         y, final_state, _ = scan_op(*recurrence, initial_state, cu_seqlens, asks_gradients(*recurrence, initial_state))
         return y, final_state
 
-    def outputs_of(arguments: Sequence[Any], case: Any, new: Callable) -> Outputs:
-        value, _, read, *_, cu_seqlens, keep = arguments
-        batch, length, groups, _, width = value.shape
-        sequences = batch if cu_seqlens is None else cu_seqlens.shape[0] - 1
-        # Each sequence begins a chunk: never more than one partly filled chunk for each.
-        kept = batch * length // case.chunk + sequences if keep else 0
-        dtype = torch.promote_types(value.dtype, torch.float32)
-        return Outputs(
-            new(value, (batch, length, groups, width), value.dtype),
-            new(value, (sequences, groups, read.shape[-1], width), dtype),
-            new(value, (kept, groups, width, case.row), dtype),
-        )
-
-    def gradients_of(operands: Sequence[Tensor | None], new: Callable) -> Any:
-        like = operands[0]
-        assert like is not None
-        # An operator returns tensors only: an empty one stands for the gradient of what is not there.
-        return tuple(like.new_empty(0) if x is None else new(x, tuple(x.shape), x.dtype) for x in operands)
-
     given = (
         "Tensor value, Tensor write, Tensor read, Tensor step, Tensor drift, Tensor? right, Tensor? seen, "
         "Tensor? initial_state, Tensor? cu_seqlens"
@@ -118,34 +99,43 @@ def scan_operators(
     scan_schema = f"({given}, bool keep) -> (Tensor, Tensor, Tensor)"
     backward_schema = f"({given}, Tensor kept, Tensor dy, Tensor? dfinal) -> ({', '.join(['Tensor'] * 8)})"
 
-    @custom_op(f"shippo::{name}", scan_schema)
-    def scan_op(*arguments: Any) -> tuple[Tensor, ...]:
-        *operands, initial_state, cu_seqlens, _ = arguments
+    # Both operators, and without `compute` what a graph sees of them: the outputs' shapes and dtypes.
+    def scan(*arguments: Any, compute: bool = True) -> Any:
+        *operands, initial_state, cu_seqlens, keep = arguments
         recurrence = Recurrence(*operands)
-        outputs = outputs_of(arguments, case := case_of(recurrence), allocate)
-        forward(case, recurrence, initial_state, cu_seqlens, outputs)
+        case, value, new = case_of(recurrence), recurrence.value, allocate if compute else _new_empty
+        batch, length, groups, _, width = value.shape
+        sequences = batch if cu_seqlens is None else cu_seqlens.shape[0] - 1
+        # Each sequence begins a chunk: never more than one partly filled chunk for each.
+        kept = batch * length // case.chunk + sequences if keep else 0
+        dtype = torch.promote_types(value.dtype, torch.float32)
+        outputs = Outputs(
+            new(value, (batch, length, groups, width), value.dtype),
+            new(value, (sequences, groups, recurrence.read.shape[-1], width), dtype),
+            new(value, (kept, groups, width, case.row), dtype),
+        )
+        if compute:
+            forward(case, recurrence, initial_state, cu_seqlens, outputs)
         return tuple(outputs)
 
-    @custom_op(f"shippo::{name}_backward", backward_schema)
-    def backward_op(*arguments: Any) -> Any:
+    def scan_backward(*arguments: Any, compute: bool = True) -> tuple[Tensor, ...]:
         *operands, initial_state, cu_seqlens, kept, dy, dfinal = arguments
-        if kept.numel() == 0:
-            _, _, kept = scan_op(*arguments[:9], True)
-        gradients = gradients_of(arguments[:8], allocate)
-        *gradient, dinitial = gradients
-        recurrence = Recurrence(*operands)
-        call = Pullback(recurrence, initial_state, cu_seqlens, kept, dy, dfinal, Recurrence(*gradient), dinitial)
-        backward(case_of(recurrence), call)
+        recurrence, new = Recurrence(*operands), allocate if compute else _new_empty
+        # An operator returns tensors only: an empty one stands for the gradient of what is not there.
+        gradients = tuple(
+            recurrence.value.new_empty(0) if x is None else new(x, tuple(x.shape), x.dtype) for x in arguments[:8]
+        )
+        if compute:
+            if kept.numel() == 0:
+                _, _, kept = scan_op(*arguments[:9], True)
+            call = Pullback(recurrence, initial_state, cu_seqlens, kept, dy, dfinal, Recurrence(*gradients[:7]), gradients[7])
+            backward(case_of(recurrence), call)
         return gradients
 
-    scan_op.register_fake(lambda *a: tuple(outputs_of(a, case_of(Recurrence(*a[:7])), _new_empty)))
-    backward_op.register_fake(lambda *a: gradients_of(a[:8], _new_empty))
-
-    def save(ctx: Any, inputs: tuple, output: tuple) -> None:
-        *operands, _ = inputs
-        ctx.set_materialize_grads(False)
-        ctx.mark_non_differentiable(output[2])
-        ctx.save_for_backward(*operands, output[2])
+    scan_op = custom_op(f"shippo::{name}", scan_schema)(scan)
+    backward_op = custom_op(f"shippo::{name}_backward", backward_schema)(scan_backward)
+    scan_op.register_fake(functools.partial(scan, compute=False))
+    backward_op.register_fake(functools.partial(scan_backward, compute=False))
 
     def pull_back(ctx: Any, dy: Tensor | None, dfinal: Tensor | None, _: None) -> tuple:
         *operands, kept = ctx.saved_tensors
@@ -156,7 +146,7 @@ def scan_operators(
         needed = zip(gradients, operands[:8], ctx.needs_input_grad)
         return (*(gradient if operand is not None and need else None for gradient, operand, need in needed), None, None)
 
-    scan_op.register_autograd(pull_back, setup_context=save)
+    scan_op.register_autograd(pull_back, setup_context=save_tensors)
     backward_op.register_autograd(_refuse, setup_context=lambda ctx, inputs, output: None)
     torch.library.register_vmap(scan_op, _map_each(scan_op))
     torch.library.register_vmap(backward_op, _map_each(backward_op))
@@ -191,7 +181,9 @@ def _map_each(operator: Callable) -> Callable:
 def _forward(
     case: Case, recurrence: Recurrence, initial_state: Tensor | None, cu_seqlens: Tensor | None, outputs: Outputs
 ) -> None:
-    count, items = _items(recurrence, cu_seqlens, case.chunk, recurrence.value.shape[2])
+    sizes, sets = recurrence.value.shape[:3], recurrence.write.shape[2]
+    bounds = None if cu_seqlens is None else tuple(cu_seqlens.tolist())
+    count, items = _items(bounds, *sizes, sets, case.chunk, sizes[2], torch.get_num_threads())
     launch(build_forward, count, Forward(items, recurrence, initial_state, *outputs), case=case)
 
 
@@ -200,7 +192,9 @@ def _backward(case: Case, call: Pullback) -> None:
     value, write, right = recurrence.value, recurrence.write, recurrence.right
     dtype = kept.dtype
     per_group = case.chunk * case.order * case.width * dtype.itemsize
-    count, items = _items(recurrence, cu_seqlens, case.chunk, _BACKWARD_SCRATCH // max(1, per_group), sums=True)
+    sizes, most = (*value.shape[:3], write.shape[2]), _BACKWARD_SCRATCH // max(1, per_group)
+    bounds = None if cu_seqlens is None else tuple(cu_seqlens.tolist())
+    count, items = _items(bounds, *sizes, case.chunk, most, torch.get_num_threads(), sums=True)
     # Sums over sequences and over blocks of a set are added in order below: no thread count can change them.
     results = gradient
     if not case.varying:
@@ -225,27 +219,24 @@ def _backward(case: Case, call: Pullback) -> None:
 def _case(recurrence: Recurrence) -> Case:
     """What the kernels for these operands are made for."""
     value, _, read, _, drift, right, seen = recurrence
-    dtype = str(compute_dtype(value.dtype)).removeprefix("torch.")
+    dtype = str(torch.promote_types(value.dtype, torch.float32)).removeprefix("torch.")
     # Sizes that are symbols while tracing are numbers from here on.
     sizes = int(read.shape[-1]), int(value.shape[-1]), int(value.shape[-2])
     return Case(dtype, *sizes, right is not None, seen is not None, drift.ndim == 4, bool(read.shape[2] != value.shape[2]))
 
 
-def _items(recurrence: Recurrence, cu_seqlens: Tensor | None, chunk: int, most: int, sums: bool = False) -> tuple[int, Items]:
-    """The number of work items, of at most `most` groups each, and where they lie; with `sums` over the groups of a set."""
-    (batch, length, groups), sets = recurrence.value.shape[:3], recurrence.write.shape[2]
-    bounds = range(0, (batch + 1) * length, length) if length else [0] * (batch + 1)
-    # The operator sees real values also where `transport_scan` saw none: compiled, exported or under `vmap`.
-    if cu_seqlens is not None:
-        bounds = cu_seqlens.tolist()
-        if bounds[0] != 0 or bounds[-1] != length or sorted(bounds) != bounds:
-            raise invalid_bounds("transport_scan", bounds, length)
-    return _cut(tuple(bounds), groups, sets, chunk, max(1, most), torch.get_num_threads(), sums)
-
-
 @functools.lru_cache
-def _cut(bounds: tuple, groups: int, sets: int, chunk: int, most: int, threads: int, sums: bool) -> tuple[int, Items]:
-    sequences = len(bounds) - 1
+def _items(
+    bounds: tuple[int, ...] | None, batch: int, length: int, groups: int, sets: int, chunk: int, most: int, threads: int,
+    sums: bool = False,
+) -> tuple[int, Items]:  # fmt: skip
+    """The number of work items, of at most `most` groups each, and where they lie; with `sums` over the groups of a set."""
+    if bounds is None:
+        bounds = tuple(index * length for index in range(batch + 1))
+    # The operator sees real values also where `transport_scan` saw none: compiled, exported or under `vmap`.
+    elif bounds[0] != 0 or bounds[-1] != length or sorted(bounds) != list(bounds):
+        raise invalid_bounds("transport_scan", list(bounds), length)
+    sequences, most = len(bounds) - 1, max(1, most)
     # All groups together where memory can be streamed, fewer only to give every thread an equal share.
     shares = 1 if sequences >= _ITEMS_PER_THREAD * threads else threads // math.gcd(max(1, sequences), threads)
     # Groups of a block, and those that are cut into blocks together.

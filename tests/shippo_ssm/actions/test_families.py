@@ -281,6 +281,8 @@ def test_get_family():
 def test_compiles_and_vmaps(family):
     coords, step = operands(family, 2, 3)
     want = family.dense(coords, step)
+    # Most families share one method, of which torch compiles eight versions in a process.
+    torch.compiler.reset()
     compiled = torch.compile(family.dense, fullgraph=True, backend="aot_eager")
     torch.testing.assert_close(compiled(coords, step), want)
     torch.testing.assert_close(torch.func.vmap(family.dense)(coords, step), want)
@@ -369,3 +371,16 @@ def test_a_signature_tells_families_apart_and_bounded_is_fixed():
     before = kinds[0].signature()
     kinds[0].__class__ = Structured
     assert kinds[0].signature() != before
+
+
+NONE = {"diagonal": False, "rotations": False, "shears": False}
+
+
+@pytest.mark.parametrize("family", [Orthogonal(1), Structured(3, **NONE), SplitFlow(3, **NONE)], ids=repr)
+def test_without_coordinates_a_family_is_the_identity(family):
+    """Also for as many items as a kernel takes, which would read coordinates that are not there."""
+    coords, step = torch.zeros(64, 0, requires_grad=True), torch.ones(64, requires_grad=True)
+    assert family.inline is None or family.inline.kind == "split"
+    right = family(coords, step)
+    assert torch.equal(right, torch.eye(family.width).expand(64, -1, -1))
+    right.sum().backward()

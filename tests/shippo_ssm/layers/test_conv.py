@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from shippo_ssm.layers.conv import ShortConv, shifted_sums
+from shippo_ssm.layers.rows import ShortConv, shifted_sums
 
 
 def case(shape: tuple[int, int, int], taps: int, dtype: torch.dtype = torch.float64, bias: bool = True):

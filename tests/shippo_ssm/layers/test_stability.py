@@ -7,7 +7,6 @@ from torch import nn
 
 from shippo_ssm.layers import Shippo
 from shippo_ssm.layers.controller import SCALARS
-from shippo_ssm.layers.mixer import WHOLE
 from shippo_ssm.models import SequenceConfig, SequenceModel
 
 STABLE = ("orthogonal", "dissipative")
@@ -26,14 +25,16 @@ def wild(right: str, **options) -> Shippo:
 @torch.no_grad()
 def largest_memory(layer: Shippo, num_tokens: int, segment: int = 1 << 16) -> tuple[float, float]:
     """The norm of the memory after `num_tokens`, and the bound: the first memory and all sources, none of them lengthened."""
-    state, total = None, 0.0
+    state, total, emissions = None, 0.0, []
+    handle = layer.controller.register_forward_hook(lambda module, given, output: emissions.append(output[0]))
     for start in range(0, num_tokens, segment):
         u = torch.randn(1, min(segment, num_tokens - start), layer.d_model, generator=torch.Generator().manual_seed(start))
         _, state = layer(u, state, output_state=True)
-        emission = layer._emit(u, None, WHOLE)[2]
+        emission = emissions.pop()
         value = F.silu(layer.in_proj(u)[..., : layer.d_inner]).unflatten(-1, (layer.num_groups, -1))
         source = emission.step * emission.write[..., 0, :].norm(dim=-1) * value.norm(dim=-1)
         total += float(source.sum(1).square().sum().sqrt())
+    handle.remove()
     assert state is not None
     first = 0.0 if layer.initial_memory is None else float(layer.initial_memory.norm())
     return float(state.cell.memory.norm()), first + total

@@ -11,9 +11,8 @@ from torch import nn
 from shippo_ssm.actions import SplitFlow
 from shippo_ssm.layers import CausalAttention, CellState, Shippo, shippo_cell
 from shippo_ssm.layers.attention import AttentionCache
-from shippo_ssm.layers.conv import ShortConv
 from shippo_ssm.layers.linear import Linear
-from shippo_ssm.layers.rows import RMSNorm, scaled
+from shippo_ssm.layers.rows import RMSNorm, ShortConv, scaled
 from tests.shippo_ssm.layers.test_decode import make, ratio
 
 MIXED = """

@@ -1,6 +1,5 @@
 """Families of right actions, one a file, and their names."""
 
-from shippo_ssm.actions.base import RightAction
 from shippo_ssm.actions.families.dense import DenseExp
 from shippo_ssm.actions.families.dissipative import Dissipative
 from shippo_ssm.actions.families.identity import Identity
@@ -9,6 +8,7 @@ from shippo_ssm.actions.families.oracle import Oracle
 from shippo_ssm.actions.families.orthogonal import Orthogonal
 from shippo_ssm.actions.families.split import SplitFlow
 from shippo_ssm.actions.families.structured import Structured
+from shippo_ssm.actions.family import RightAction
 
 __all__ = [
     "FAMILIES",

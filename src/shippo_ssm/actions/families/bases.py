@@ -1,22 +1,20 @@
-"""What families share: coordinates that belong to factors, and the exponential of a generator."""
+"""Families whose coordinates belong to factors."""
 
 from __future__ import annotations
 
 import itertools
 import math
-from abc import abstractmethod
 
 import torch
 from torch import Tensor, nn
 
 from shippo_ssm._expect import expect_size
 from shippo_ssm._private import real_numbers
-from shippo_ssm.actions.base import Factor, RightAction
-from shippo_ssm.actions.expm import expm
+from shippo_ssm.actions.base import Factor
 from shippo_ssm.actions.factors import RankOne, coefficients, make_factors
+from shippo_ssm.actions.family import RightAction
 from shippo_ssm.actions.kernels import Inline
-from shippo_ssm.actions.operator import contracted, right_op
-from shippo_ssm.dispatch import MAX_ACTION_WIDTH, choose_action, compute_dtype
+from shippo_ssm.dispatch import MAX_ACTION_WIDTH
 
 # Raw diagonal coordinate at which a softplus diagonal starts: softplus(-6) = 0.0025, so a unit step keeps 99.75 % of a column.
 START = -6.0
@@ -66,12 +64,8 @@ class Factored(RightAction):
         # p q^T has unit scale at any width.
         self.p = nn.Parameter(torch.randn(rank, width) / math.sqrt(width)) if rank else None
         self.q = nn.Parameter(torch.randn(rank, width) / math.sqrt(width)) if rank else None
-
-    @property
-    def inline(self) -> Inline | None:
-        if self.p is not None or self.width > MAX_ACTION_WIDTH:
-            return None
-        return Inline(self.kind, *self.sizes, self.clamp, int(self.bounded))
+        if names and not rank and width <= MAX_ACTION_WIDTH:
+            self.inline = Inline(self.kind, *self.sizes, self.clamp, int(bounded))
 
     @property
     def factors(self) -> list[Factor]:
@@ -99,37 +93,3 @@ class Factored(RightAction):
             # The inverse of the softplus: the diagonal fades over `memory_length` unit steps.
             start[: self.sizes[0]] = START if memory_length is None else math.log(math.expm1(1 / memory_length))
         return start
-
-
-class Exponential(RightAction):
-    """R = exp(step A) for families that differ only in how coordinates make A; bounded, A is `contracted`."""
-
-    @abstractmethod
-    def matrix(self, coords: Tensor) -> Tensor:
-        """A [.., P, P] as the coordinates give it, before it is bounded."""
-
-    def generator(self, coords: Tensor) -> Tensor:
-        """A [.., P, P] of R = exp(step A)."""
-        matrix = self.matrix(coords)
-        return contracted(matrix) if self.bounded else matrix
-
-    def dense(self, coords: Tensor, step: Tensor | float, *, backend: str = "auto") -> Tensor:
-        """R [.., P, P]; the arguments are those of `SplitFlow.dense`."""
-        step, inline, dtype = self.check(coords, step), self.inline, coords.dtype
-        coords = coords.to(compute_dtype(dtype))
-        if inline is None or choose_action(type(self).__name__, (coords, step), self.width, 1, backend) != "fused":
-            return expm(self._logarithm(coords, step), backend=backend).to(dtype)
-        coords = coords.expand(*step.shape, -1)
-        return right_op(coords, step.to(coords.dtype), self.width, inline.kind, inline[1:]).to(dtype)
-
-    def inverse(self, coords: Tensor, step: Tensor | float) -> Tensor:
-        return expm(-self._logarithm(coords, step)).to(coords.dtype)
-
-    def _logarithm(self, coords: Tensor, step: Tensor | float) -> Tensor:
-        """step A, in float32 at least: rounded to a half type, a bounded A would no longer be."""
-        step = self.check(coords, step)
-        return self.generator(coords.to(compute_dtype(coords.dtype))) * step[..., None, None]
-
-    @property
-    def stable(self) -> bool:
-        return self.bounded

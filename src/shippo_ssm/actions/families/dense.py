@@ -7,7 +7,7 @@ from typing import final
 from torch import Tensor
 
 from shippo_ssm._expect import expect_size
-from shippo_ssm.actions.families.bases import Exponential
+from shippo_ssm.actions.family import Exponential
 from shippo_ssm.actions.kernels import Inline
 from shippo_ssm.dispatch import MAX_ACTION_WIDTH
 
@@ -25,11 +25,9 @@ class DenseExp(Exponential):
         # Names need the width before `super().__init__` can refuse it.
         expect_size("DenseExp", "width", width)
         super().__init__(width, [f"A[{i},{j}]" for i in range(width) for j in range(width)], bounded)
+        if width <= MAX_ACTION_WIDTH:
+            self.inline = Inline("exponential", bounded=int(bounded))
 
     def matrix(self, coords: Tensor) -> Tensor:
         self.check(coords)
         return coords.unflatten(-1, (self.width, self.width))
-
-    @property
-    def inline(self) -> Inline | None:
-        return None if self.width > MAX_ACTION_WIDTH else Inline("exponential", bounded=int(self.bounded))

@@ -2,7 +2,8 @@
 
 from typing import final
 
-from shippo_ssm.actions.families.bases import Exponential, Factored
+from shippo_ssm.actions.families.bases import Factored
+from shippo_ssm.actions.family import Exponential
 
 
 @final

@@ -5,7 +5,7 @@ from typing import final
 import torch
 from torch import Tensor
 
-from shippo_ssm.actions.base import RightAction
+from shippo_ssm.actions.family import RightAction
 
 
 @final

@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from shippo_ssm.actions.base import not_finite
 from shippo_ssm.actions.expm import check_square
-from shippo_ssm.actions.families.bases import Exponential
+from shippo_ssm.actions.family import Exponential
 from shippo_ssm.dispatch import is_readable
 
 

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from shippo_ssm._expect import expect_size
-from shippo_ssm.actions.base import RightAction
+from shippo_ssm.actions.family import RightAction
 
 
 @final

@@ -7,10 +7,9 @@ from typing import final
 import torch
 from torch import Tensor
 
-from shippo_ssm.actions.base import RightAction
-from shippo_ssm.actions.families.bases import Exponential, Factored
+from shippo_ssm.actions.families.bases import Factored
+from shippo_ssm.actions.family import Exponential, RightAction
 from shippo_ssm.actions.kernels import Inline
-from shippo_ssm.actions.operator import right_op
 from shippo_ssm.actions.rotation import WIDTHS, rotation
 from shippo_ssm.dispatch import choose_action
 
@@ -53,33 +52,23 @@ class Orthogonal(Factored, Exponential):
         if reflections:
             self.coordinates += tuple(f"v[{i}]" for i in range(width))
             self.num_coordinates += width
-
-    @property
-    def inline(self) -> Inline | None:
-        if self.rotations is not None:
-            return None
-        return Inline("rotation") if self.width in WIDTHS else super().inline
+            self.inline = None
+        elif width in WIDTHS:
+            self.inline = Inline("rotation")
 
     def matrix(self, coords: Tensor) -> Tensor:
         """The skew generator [.., P, P]; a reflection differs from the identity in second order only."""
         return super().matrix(coords) if self.rotations is None else self.rotations.matrix(coords[..., : -self.width])
 
-    def dense(self, coords: Tensor, step: Tensor | float, *, backend: str = "auto") -> Tensor:
-        """R [.., P, P]; the arguments are those of `SplitFlow.dense`."""
+    def formula(self, coords: Tensor, step: Tensor, backend: str) -> Tensor:
+        """`dense` in torch, or by the exponential of a matrix, for checked arguments."""
         if self.rotations is not None:
-            step, vector = self.check(coords, step), coords[..., -self.width :]
+            vector = coords[..., -self.width :]
             right = self.rotations.dense(coords[..., : -self.width], step, backend=backend)
             return reflected(right, step.unsqueeze(-1).to(vector.dtype) * vector)
-        step = self.check(coords, step)
         # The closed form has a CPU kernel only; a GPU takes the kernel of the exponential.
-        closed = self.width in WIDTHS
-        if not closed or (kernel := choose_action("Orthogonal", (coords, step), self.width, 1, backend)) == "triton":
-            return super().dense(coords, step, backend=backend)
-        if kernel == "torch":
-            return rotation(coords, step, self.width)
-        # A compiled package takes an empty list for a missing argument: all numbers, zeros here.
-        kind, *sizes = Inline("rotation")
-        return right_op(coords.expand(*step.shape, -1), step.to(coords.dtype), self.width, kind, sizes)
+        closed = self.width in WIDTHS and choose_action("Orthogonal", (coords, step), self.width, 1, backend) != "triton"
+        return rotation(coords, step, self.width) if closed else super().formula(coords, step, backend)
 
     def inverse(self, coords: Tensor, step: Tensor | float) -> Tensor:
         """R^{-1}: the rotation by the opposite angles, or solved for where there are reflections."""

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from shippo_ssm.actions.factors import apply_factors, identity_columns
 from shippo_ssm.actions.families.bases import Factored
-from shippo_ssm.actions.operator import right_op, shear_shrink
+from shippo_ssm.actions.family import right_op, shear_shrink
 from shippo_ssm.dispatch import choose_action
 
 
