@@ -222,10 +222,4 @@ def uses_gpu_step(value: Tensor, memory: Tensor) -> bool:
 
 def uses_cpu_step(u: Tensor, backend: str) -> bool:
     """Whether the CPU kernels of a decode step can take tokens `u` [B, T, d_model], where nobody needs gradients."""
-    if u.device.type != "cpu" or u.dtype not in STEP_DTYPES or backend not in ("auto", "fused"):
-        return False
-    # A graph with a free length is not a step.
-    if isinstance(u.shape[1], torch.SymInt) or torch.is_autocast_enabled("cpu") or not u.numel():
-        return False
-    # The operators of a step have no rule for `vmap`, and a state may have a tangent where u has none.
-    return not transform_depth() and forward_ad._current_level < 0 and not transform_reason()
+    return backend in ("auto", "fused") and u.dtype in STEP_DTYPES and is_readable(u) and not torch.is_autocast_enabled("cpu")

@@ -5,7 +5,7 @@ in-projection [B T, (r + 1) D] goes through `branch` (convolution and SiLU) to x
 go with x and the gate through `cell` (everything else up to the out-projection). Both write into given tensors: the next state
 may be the old one, or hold the states after all positions. Plain projections are one compiled product (`linear.py`), others
 are called as modules. `_decode_cpu.py` has the kernels; their reference is the layer's own forward pass with
-`shippo_cell_step`. While tracing, branch and cell are operators of torch, and projections are called.
+`shippo_cell_step`, which also serves graphs that are traced.
 """
 
 from __future__ import annotations
@@ -21,12 +21,11 @@ from torch import Tensor, nn
 
 from shippo_ssm._private import has_global_hooks
 from shippo_ssm.actions.kernels import Inline
-from shippo_ssm.dispatch import PLAIN, STEP_DTYPES, compute_dtype, is_plain, is_readable, uses_cpu_step
+from shippo_ssm.dispatch import PLAIN, STEP_DTYPES, compute_dtype, is_plain, uses_cpu_step
 from shippo_ssm.engine import launch
-from shippo_ssm.engine.run import check_one_device
 from shippo_ssm.layers._decode_cpu import Branch, Cell, CellCase, build_branch, build_cell
 from shippo_ssm.layers.controller import Controller
-from shippo_ssm.layers.linear import ARITHMETIC, MAX_TOKENS, NAMES, Weights, address_of, product, weights_of
+from shippo_ssm.layers.linear import ARITHMETIC, MAX_TOKENS, NAMES, Weights, address_of, is_operand, product, weights_of
 from shippo_ssm.layers.mixer import Segment
 from shippo_ssm.layers.rows import RMSNorm, ShortConv
 from shippo_ssm.layers.states import CellState, ShippoState, check_state
@@ -63,9 +62,8 @@ class DecodePlan(NamedTuple):
     projections: list[Projection]
     """In-projection, the controller's projections of x, out-projection, and the controller's projections of its bottleneck,
     which is the last of those of x."""
-    kind: str
-    sizes: list[int]
-    """The `Inline` by which the cell kernel computes the right action; "" where it does not."""
+    inline: Inline | None
+    """How the cell kernel computes the right action, where it can."""
     norm_eps: float
 
 
@@ -77,8 +75,7 @@ def find_plan(layer: Shippo, u: Tensor, state: ShippoState | None, segment: Segm
     few = not layer.spec.controller_conv if segment.return_all_states else u.shape[1] == 1
     if not few or not segment.whole:
         return None
-    readable = is_readable(u)
-    plan = cached_plan(layer) if readable else make_plan(layer)
+    plan = cached_plan(layer)
     if plan is None or plan.dtype != u.dtype:
         return None
     if state is None:
@@ -86,7 +83,7 @@ def find_plan(layer: Shippo, u: Tensor, state: ShippoState | None, segment: Segm
     if not isinstance(state, ShippoState) or not isinstance(state.cell, CellState):
         return None
     # Their device is that of u, or `check_state` raises.
-    if readable and not _PLAIN.issuperset(map(type, (state.conv, *state.cell))):
+    if not _PLAIN.issuperset(map(type, (state.conv, *state.cell))):
         return None
     return plan if state.conv.dtype == u.dtype and state.cell.memory.dtype == plan.state_dtype else None
 
@@ -96,7 +93,7 @@ def decode(
 ) -> tuple[Tensor, ShippoState]:
     """`Shippo.run` by `plan`: the projections, and two kernels between them."""
     batch, length, _ = u.shape
-    readable, fresh, all_states = is_readable(u), state is None, segment.return_all_states
+    fresh, all_states = state is None, segment.return_all_states
     if state is None:
         state = layer.init_state(batch, u)
     else:
@@ -111,8 +108,7 @@ def decode(
     enter, emit, leave, emit_low = plan.projections
     projected = _project(enter, u.reshape(tokens, -1).contiguous().resolve_neg())
     x, out = u.new_empty(tokens, rank * channels), u.new_empty(tokens, channels)
-    branch = _run_branch if readable else torch.ops.shippo.step_branch
-    branch(projected, before[0], *plan.conv, x, after[0], all_states)
+    _run_branch(projected, before[0], *plan.conv, x, after[0], all_states)
     source, own_window = x if rank == 1 else x[:, :channels].contiguous(), None
     if state.controller is not None:
         conv = layer.controller.conv
@@ -123,17 +119,13 @@ def decode(
     if emit_low.linears:
         narrow = _project(emit_low, wide[:, -emit.widths[-1] :].contiguous())
     if segment.dt is None:
-        dt = _ones(tokens, plan.state_dtype) if readable else u.new_ones(tokens, dtype=plan.state_dtype)
+        dt = _ones(tokens, plan.state_dtype)
     else:
         dt = segment.dt.reshape(tokens).to(plan.state_dtype).contiguous().resolve_neg()
     right = None
-    if not plan.kind and layer.use_right and layer.right.num_coordinates:
+    if plan.inline is None and layer.use_right and layer.right.num_coordinates:
         right = _right(layer, plan, wide, narrow, dt)
-    run_cell: Any = _run_cell if readable else torch.ops.shippo.step_cell
-    run_cell(
-        x, projected, wide, narrow, right, plan.kind, plan.sizes, *plan.parameters, plan.norm_eps, *before[1:], *after[1:], out,
-        dt, all_states,
-    )  # fmt: skip
+    _run_cell(x, projected, wide, narrow, right, plan, before[1:], after[1:], out, dt, all_states)
     return _project(leave, out).view(batch, length, -1), ShippoState(after[0], CellState(*after[1:]), own_window)
 
 
@@ -183,10 +175,7 @@ def _run_branch(projected, window, weight, bias, x, next_window, all_states) -> 
     launch(build_branch, batch, operands, _MIN_STATE // (channels * length) + 1, raw=True, **constants)
 
 
-def _run_cell(
-    x, projected, wide, narrow, right, kind, sizes, scalar_bias, right_bias, drift_log, skip, norm, norm_eps, memory, write,
-    value, next_memory, next_write, next_value, out, dt, all_states,
-) -> None:  # fmt: skip
+def _run_cell(x, projected, wide, narrow, right, plan, before, after, out, dt, all_states) -> None:
     """out = silu(gate) (norm(read_gate read^T H) + skip x) with H moved through every position; all tensors are contiguous.
 
     Args:
@@ -195,21 +184,17 @@ def _run_cell(
         wide: [B T, row], side by side write [Q r N], read [Q N], scalars [4 G] and the right coordinates [G K].
         narrow: [B T, row], scalars, or scalars and coordinates, where the controller has a bottleneck; `wide` has them not.
         right: R [B T, G, P, P] where the kernel cannot compute it.
-        kind, sizes: the `Inline` by which the kernel computes R; with neither there is no right action.
-        scalar_bias, right_bias, drift_log, skip, norm: as in a plan.
-        norm_eps: epsilon of the norm.
-        memory, write, value: the state that is entered.
-        next_memory, next_write, next_value: the same after the last position, written; with a leading T axis with `all_states`.
+        plan: the parameters, and the `Inline` by which the kernel computes R; with neither there is no right action.
+        before: memory, write and value of the state that is entered.
+        after: the same after the last position, written; with a leading T axis with `all_states`.
         out: [B T, D], written.
         dt: [B T] times, factors of the steps.
-        all_states: whether the next state holds the states after all positions.
+        all_states: whether `after` holds the states after all positions.
     """
-    (batch, groups, order, width), sets, (tokens, channels) = memory.shape, write.shape[1], out.shape
+    inline, right_bias, norm = plan.inline, plan.parameters[1], plan.parameters[4]
+    (batch, groups, order, width), sets, (tokens, channels) = before[0].shape, before[1].shape[1], out.shape
     rank, length, size = x.shape[1] // channels, tokens // max(1, batch), x.itemsize
-    addresses = _addresses(
-        x, projected, wide, narrow, right, scalar_bias, right_bias, drift_log, skip, norm, memory, write, value, next_memory,
-        next_write, next_value, out, dt,
-    )  # fmt: skip
+    addresses = _addresses(x, projected, wide, narrow, right, *plan.parameters, *before, *after, out, dt)
     x_at, gate, write_at, scalars, *others = addresses
     row, gate_row = wide.shape[1], projected.shape[1]
     read = write_at + size * sets * rank * order
@@ -224,10 +209,9 @@ def _run_cell(
         x_at, gate + size * (gate_row - channels), write_at, read, scalars, coords, *others, rank * channels, gate_row, row,
         row, scalar_row, coords_row, groups, sets, length, batch if all_states else 0,
     ))  # fmt: skip
-    inline = Inline(kind, *sizes) if kind else None
     case = CellCase(
-        NAMES[x.dtype], NAMES[dt.dtype], order, width, rank, right_bias.shape[1] if kind else 0, inline,
-        right is not None or inline is not None, None if norm is None else norm_eps,
+        NAMES[x.dtype], NAMES[dt.dtype], order, width, rank, 0 if inline is None else right_bias.shape[1], inline,
+        right is not None or inline is not None, None if norm is None else plan.norm_eps,
     )  # fmt: skip
     launch(build_cell, batch, operands, _MIN_STATE // (channels * order * length) + 1, raw=True, case=case)
 
@@ -240,73 +224,6 @@ def _ones(count: int, dtype: torch.dtype) -> Tensor:
 def _addresses(*tensors: Tensor | None) -> list[int]:
     """As `address_of`, which raises for freed memory; 0 for `None`."""
     return [0 if tensor is None else tensor.data_ptr() or address_of(tensor) for tensor in tensors]
-
-
-# Under fake tensors, `torch.compile` and `torch.export` the two are operators that write into their arguments.
-_library = torch.library.Library("shippo", "FRAGMENT")
-_library.define(
-    "step_branch(Tensor projected, Tensor window, Tensor weight, Tensor? bias, Tensor(a!) x, Tensor(b!) next_window, "
-    "bool all_states) -> ()"
-)
-_library.define(
-    "step_cell(Tensor x, Tensor projected, Tensor wide, Tensor? narrow, Tensor? right, str kind, int[] sizes, "
-    "Tensor scalar_bias, Tensor? right_bias, Tensor drift_log, Tensor skip, Tensor? norm, float norm_eps, Tensor memory, "
-    "Tensor write, Tensor value, Tensor(a!) next_memory, Tensor(b!) next_write, Tensor(c!) next_value, Tensor(d!) out, "
-    "Tensor dt, bool all_states) -> ()"
-)
-
-
-def _checked(dtype: torch.dtype, *tensors: tuple[Tensor | None, int], written: bool = False) -> list[Any]:
-    """Contiguous tensors with so many numbers of `dtype`: an exported program takes any strides, dtypes and devices."""
-    for tensor, count in tensors:
-        if tensor is None:
-            continue
-        if (tensor.dtype, tensor.device.type, tensor.numel()) != (dtype, "cpu", count):
-            came = f"{tuple(tensor.shape)} {tensor.dtype} on {tensor.device}"
-            raise ValueError(f"Shippo: a tensor of the decode step is {came}; expected {count} numbers of {dtype} on the CPU")
-        if written and not tensor.is_contiguous():
-            raise ValueError(f"Shippo: a state with strides {tensor.stride()} cannot be written in place; make it contiguous")
-    return [None if tensor is None else tensor.contiguous() for tensor, _ in tensors]
-
-
-def _branch_op(projected, window, weight, bias, x, next_window, all_states) -> None:
-    (tokens, row), (batch, before, channels), dtype = projected.shape, window.shape, x.dtype
-    kept = batch * before * channels
-    after = kept * (tokens // max(1, batch) if all_states else 1)
-    given = (projected, tokens * row), (window, kept), (weight, (before + 1) * channels), (bias, channels)
-    written = (x, tokens * channels), (next_window, after)
-    projected, window, weight, bias = _checked(dtype, *given)
-    x, next_window = _checked(dtype, *written, written=True)
-    _run_branch(projected, window, weight, bias, x, next_window, all_states)
-
-
-def _cell_op(x, projected, wide, narrow, right, kind, sizes, *rest) -> None:
-    *parameters, norm_eps, m, w, v, next_m, next_w, next_v, out, dt, all_states = rest
-    (batch, groups, order, width), tokens, channels = m.shape, x.shape[0], out.shape[1]
-    rank, coordinates = x.shape[1] // max(1, channels), 0 if parameters[1] is None else parameters[1].shape[1]
-    vectors, kept = w.shape[1] * order, (m.numel(), batch * w.shape[1] * rank * order, batch * rank * channels)
-    numbers, coords = 4 * groups, groups * coordinates if kind else 0
-    row = 0 if narrow is None else numbers + (coords if narrow.shape[1] > numbers else 0)
-    least = (rank + 1) * vectors + numbers + coords - row
-    if wide.shape[1] < least or (narrow is not None and narrow.shape[1] < row):
-        raise ValueError(f"Shippo: projections of the decode step have {wide.shape[1]} columns; expected {least} and {row}")
-    projections = [(tensor, 0 if tensor is None else tokens * tensor.shape[1]) for tensor in (projected, wide, narrow)]
-    given = _checked(x.dtype, (x, tokens * rank * channels), *projections)
-    counts = numbers, groups * coordinates, groups * order, channels, channels
-    right, dt, *state = _checked(
-        m.dtype, (right, tokens * channels * width), (dt, tokens), *zip(parameters, counts), *zip((m, w, v), kept)
-    )
-    times = tokens // max(1, batch) if all_states else 1
-    after = _checked(m.dtype, *((t, times * count) for t, count in zip((next_m, next_w, next_v), kept)), written=True)
-    (out,) = _checked(x.dtype, (out, tokens * channels), written=True)
-    operands = *given, right, kind, sizes, *state[:5], norm_eps, *state[5:], *after, out, dt, all_states
-    _run_cell(*operands)
-
-
-_library.impl("step_branch", _branch_op, "CPU")
-_library.impl("step_cell", _cell_op, "CPU")
-for _name in ("step_branch", "step_cell"):
-    torch.library.register_fake(f"shippo::{_name}", lambda *given: check_one_device("Shippo", given), lib=_library)
 
 
 def is_hooked(module: nn.Module) -> bool:
@@ -380,8 +297,8 @@ def make_plan(layer: Shippo) -> DecodePlan | None:
     silent = [module for module in (conv, controller, norm, layer.right) if module is not None]
     if controller.zero_suffix or any(map(is_hooked, silent)) or has_global_hooks():
         return None
-    readable, forwards = is_readable(layer.drift_log), (*_FORWARDS[: len(silent) - 1], type(layer.right).dense)
-    if readable and any(type(module).forward is not forward for module, forward in zip(silent, forwards)):
+    forwards = *_FORWARDS[: len(silent) - 1], type(layer.right).dense
+    if any(type(module).forward is not forward for module, forward in zip(silent, forwards)):
         return None
     dtype, state_dtype, eps = conv.weight.dtype, layer.drift_log.dtype, 0.0 if norm is None else norm.eps
     if dtype not in STEP_DTYPES or state_dtype != compute_dtype(dtype) or eps is None:
@@ -403,13 +320,12 @@ def make_plan(layer: Shippo) -> DecodePlan | None:
         # The kernel has no norm without a weight.
         if tensor is None and module is not None and (module is norm or getattr(module, name) is not None):
             return None
-        if tensor is not None:
-            fits = (tensor.device.type, tensor.dtype, tensor.shape) == ("cpu", wanted, shape) and tensor.is_contiguous()
-            if not fits or (readable and tensor.is_neg()):
-                return None
+        form = None if tensor is None else (tensor.dtype, tensor.shape)
+        if tensor is not None and not (is_plain(tensor) and form == (wanted, shape) and is_operand(tensor)):
+            return None
         tensors.append(tensor)
     sets, bottleneck = controller.num_sets, spec.controller_rank or 0
-    kind, *sizes = (layer.right.inline if layer.use_right else None) or ("",)
+    inline = layer.right.inline if layer.use_right else None
     vectors = [(controller.write_proj, sets * spec.write_rank * order), (controller.read_proj, sets * order)]
     numbers, narrow = [(controller.scalar_proj, 4 * groups)], []
     if controller.right_proj is not None and layer.use_right:
@@ -421,8 +337,8 @@ def make_plan(layer: Shippo) -> DecodePlan | None:
     projections = []
     for part, columns in zip(parts, (layer.d_model, layer.d_inner, layer.d_inner, bottleneck)):
         linears, widths = [linear for linear, _ in part], [width for _, width in part]
-        weights = weights_of(linears) if readable and not any(map(is_hooked, linears)) else None
+        weights = weights_of(linears) if not any(map(is_hooked, linears)) else None
         rows = None if weights is None else [matrix.rows for matrix in weights.matrices if matrix.rows]
         fits = weights is not None and (weights.dtype, weights.columns, rows) == (dtype, columns, widths)
         projections.append(Projection(linears, widths, weights if fits else None))
-    return DecodePlan(dtype, state_dtype, tuple(tensors[:2]), tuple(tensors[2:]), projections, kind, sizes, eps)
+    return DecodePlan(dtype, state_dtype, tuple(tensors[:2]), tuple(tensors[2:]), projections, inline, eps)

@@ -232,7 +232,7 @@ def test_offloaded_weights_step():
 
 
 @torch.no_grad()
-def test_compiled_and_exported_steps_hold_the_operators():
+def test_compiled_step():
     layer, u = make(), torch.randn(2, 10)
     state = layer.init_state(2)
     expected, after = layer.step(u, state)
