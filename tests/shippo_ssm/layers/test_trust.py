@@ -86,7 +86,6 @@ CHANGES: dict[str, Any] = {
     "negative": lambda layer: setattr(layer.skip, "data", torch._neg_view(layer.skip.data)),
     "class": lambda layer: setattr(layer.out_proj, "__class__", Doubled),
     "class of the family": lambda layer: setattr(layer.right, "__class__", Halved),
-    "bounded": lambda layer: setattr(layer.right, "_bounded", not layer.right.bounded),
     "eps": lambda layer: setattr(layer.read_norm, "eps", 0.5),
     "class with a weight of its own": lambda layer: setattr(layer.out_proj, "__class__", Owning),
     "a norm without a weight": lambda layer: setattr(layer.read_norm, "weight", None),
@@ -107,6 +106,12 @@ def test_changes_after_a_first_step_are_seen(name):
     assert ratio(before, expected) > 1e-3, "the change makes no difference"
     assert ratio(y, expected) < 1e-5
     assert ratio(ours.cell.memory, after.cell.memory) < 1e-5
+
+
+def test_a_bound_is_fixed_at_construction():
+    """A kernel has it built in, so that it cannot be flipped behind the back of a plan."""
+    with pytest.raises(AttributeError):
+        make("split").right.bounded = False
 
 
 @torch.no_grad()
