@@ -25,7 +25,7 @@ from shippo_ssm.dispatch import PLAIN, STEP_DTYPES, compute_dtype, is_plain, use
 from shippo_ssm.engine import launch
 from shippo_ssm.layers._decode_cpu import Branch, Cell, CellCase, build_branch, build_cell
 from shippo_ssm.layers.controller import Controller
-from shippo_ssm.layers.linear import ARITHMETIC, MAX_TOKENS, NAMES, Weights, address_of, is_operand, product, weights_of
+from shippo_ssm.layers.linear import ARITHMETIC, MAX_TOKENS, NAMES, Weights, address_of, product, weights_of
 from shippo_ssm.layers.mixer import Segment
 from shippo_ssm.layers.rows import RMSNorm, ShortConv
 from shippo_ssm.layers.states import CellState, ShippoState, check_state
@@ -320,9 +320,11 @@ def make_plan(layer: Shippo) -> DecodePlan | None:
         # The kernel has no norm without a weight.
         if tensor is None and module is not None and (module is norm or getattr(module, name) is not None):
             return None
-        form = None if tensor is None else (tensor.dtype, tensor.shape)
-        if tensor is not None and not (is_plain(tensor) and form == (wanted, shape) and is_operand(tensor)):
-            return None
+        if tensor is not None:
+            # Freed memory is left to `_addresses`, which raises: torch would read it.
+            form = is_plain(tensor), tensor.dtype, tensor.shape, tensor.is_contiguous(), tensor.is_neg()
+            if form != (True, wanted, shape, True, False):
+                return None
         tensors.append(tensor)
     sets, bottleneck = controller.num_sets, spec.controller_rank or 0
     inline = layer.right.inline if layer.use_right else None

@@ -376,11 +376,11 @@ def test_a_signature_tells_families_apart_and_bounded_is_fixed():
 NONE = {"diagonal": False, "rotations": False, "shears": False}
 
 
-@pytest.mark.parametrize("family", [Orthogonal(1), Structured(3, **NONE), SplitFlow(3, **NONE)], ids=repr)
-def test_without_coordinates_a_family_is_the_identity(family):
+@pytest.mark.parametrize("bare", [Orthogonal(1), Structured(3, **NONE), SplitFlow(3, **NONE)], ids=repr)
+def test_without_coordinates_a_family_is_the_identity(bare):
     """Also for as many items as a kernel takes, which would read coordinates that are not there."""
     coords, step = torch.zeros(64, 0, requires_grad=True), torch.ones(64, requires_grad=True)
-    assert family.inline is None or family.inline.kind == "split"
-    right = family(coords, step)
-    assert torch.equal(right, torch.eye(family.width).expand(64, -1, -1))
+    assert bare.inline is None or bare.inline.kind == "split"
+    right = bare(coords, step)
+    assert torch.equal(right, torch.eye(bare.width).expand(64, -1, -1))
     right.sum().backward()

@@ -17,6 +17,7 @@ class DenseExp(Exponential):
     """R = exp(step A); the coordinates are the entries of A, row by row; `bounded`, A is `contracted`: ||R||_2 <= 1.
 
     Example:
+        >>> import torch
         >>> DenseExp(3).dense(torch.zeros(9), 0.1).equal(torch.eye(3))
         True
     """
