@@ -43,6 +43,14 @@ def bind(numbers, FIRST: tl.constexpr, STRIDE: tl.constexpr, SIZE: tl.constexpr)
 
 
 @triton.jit
+def filled(numbers, SIZE: tl.constexpr):
+    """`numbers` and some more, to a power of two."""
+    for _ in tl.static_range(padded(SIZE) - SIZE):
+        numbers += (numbers[0],)
+    return numbers
+
+
+@triton.jit
 def places(m, real, SIZE: tl.constexpr, stride, COUNT: tl.constexpr, limit):
     """Where the COUNT rows of an item lie in an array [.., SIZE], and which are meant: all, or the first `limit` rows."""
     k = tl.arange(0, padded(COUNT * SIZE))

@@ -10,7 +10,7 @@ import triton
 import triton.language as tl
 
 from shippo_ssm.engine._triton_kernels import load_numbers, load_state, padded, store_state, store_tile
-from shippo_ssm.scan._triton_kernels import LOG2_E, add_source, fade, fold, load_lines, sets_of, turn
+from shippo_ssm.scan._triton_kernels import LOG2_E, add_source, fold, load_lines, load_shared, move, sets_of
 
 
 @triton.jit
@@ -32,18 +32,22 @@ def cell_step(
     home, g, n = tl.program_id(0) * BG, tl.arange(0, BG), tl.arange(0, padded(N))
     real = home + g < groups
     u = tl.program_id(1).to(tl.int64) * groups + home
-    first_set, s, has_set = sets_of(home, g, real, SHARED, BG)
+    first_set, s = sets_of(home, g, SHARED, BG)
+    has_set = real if s.shape[0] == BG else tl.full((1,), True, tl.int1)
     v = tl.program_id(1).to(tl.int64) * (groups // SHARED) + first_set
     steps = tl.load(step + u + g, mask=real, other=0.0).to(DTYPE)
     gamma = tl.load(mix + u + g, mask=real, other=0.0).to(DTYPE) * steps
-    rates = load_lines(drift, u if VARYING else home, g, n, real, BG, 1, N, DTYPE)[0] * LOG2_E
+    rates = load_lines(drift, u if VARYING else home, g, n, real, 1, N, DTYPE)[0] * LOG2_E
     rights = load_numbers(right, u, g, real, P * P, DTYPE) if HAS_RIGHT else ()
     entering = scaled(load_numbers(last_value, u, g, real, RANK * P, DTYPE), steps - gamma, RANK * P)
     sources = scaled(load_numbers(value, u, g, real, RANK * P, DTYPE), gamma, RANK * P)
     state = load_state(memory, u, g, n, real, N, P, DTYPE)
-    state = add_source(state, load_lines(last_write, v, s, n, has_set, BG, RANK, N, DTYPE), entering, 0, RANK, P)
-    state = fade(turn(state, rights, 0, False, HAS_RIGHT, P), tl.exp2(steps[:, None] * rates), P)
-    state = add_source(state, load_lines(write, v, s, n, has_set, BG, RANK, N, DTYPE), sources, 0, RANK, P)
-    readout = load_lines(read, v, s, n, has_set, BG, 1, N, DTYPE)[0]
-    store_tile(y, u, g, real, fold((readout,) * P, state, P, HALVES), P)
+    state = add_source(state, load_shared(last_write, v, s, n, has_set, BG, RANK, N, DTYPE), entering, 0, RANK, P)
+    state = move(state, tl.exp2(steps[:, None] * rates), rights, 0, False, HAS_RIGHT, P)
+    state = add_source(state, load_shared(write, v, s, n, has_set, BG, RANK, N, DTYPE), sources, 0, RANK, P)
+    readout = load_shared(read, v, s, n, has_set, BG, 1, N, DTYPE)[0]
+    readouts = ()
+    for _ in tl.static_range(P):
+        readouts += (readout,)
+    store_tile(y, u, g, real, fold(readouts, state, P, HALVES), P)
     store_state(after, u, g, n, real, state, N, P)

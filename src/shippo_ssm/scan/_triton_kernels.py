@@ -31,6 +31,7 @@ import triton.language as tl
 
 from shippo_ssm.engine._triton_kernels import (
     bind,
+    filled,
     load_numbers,
     load_state,
     padded,
@@ -45,32 +46,29 @@ LOG2_E = tl.constexpr(1.4426950408889634)
 
 @triton.jit
 def load_lines(
-    array, row, g, n, real, BG: tl.constexpr, ROWS: tl.constexpr, N: tl.constexpr, DTYPE: tl.constexpr, stride=0,
-    COUNT: tl.constexpr = 1, limit=None,
+    array, row, g, n, real, ROWS: tl.constexpr, N: tl.constexpr, DTYPE: tl.constexpr, stride=0, COUNT: tl.constexpr = 1,
+    limit=None,
 ):  # fmt: skip
     """COUNT rows of an array [.., ROWS, N] from row + g on, `stride` rows apart, as COUNT ROWS tiles [BG, BN].
 
-    They are loaded as one tile; a single g stands for all BG groups. Zeros where an item is not real, and behind its first
-    `limit` rows.
+    They are loaded as one tile. Zeros where an item is not real, and behind its first `limit` rows.
     """
-    ITEMS: tl.constexpr = g.shape[0]
+    BG: tl.constexpr = g.shape[0]
     BN: tl.constexpr = n.shape[0]
     LINES: tl.constexpr = padded(COUNT * ROWS)
     at, here = places(g, real, ROWS, stride, COUNT, limit)
     at = at[:, :, None] * N + n[None, None, :]
     tile = tl.load(array + row * (ROWS * N) + at, mask=here[:, :, None] & (n < N)[None, None, :], other=0.0).to(DTYPE)
-    numbers = unbind(tl.reshape(tl.permute(tile, (0, 2, 1)), (ITEMS * BN, LINES)), LINES)
+    numbers = unbind(tl.reshape(tl.permute(tile, (0, 2, 1)), (BG * BN, LINES)), LINES)
     lines = ()
     for k in tl.static_range(COUNT * ROWS):
-        lines += (tl.broadcast_to(tl.reshape(numbers[k], (ITEMS, BN)), (BG, BN)),)
+        lines += (tl.reshape(numbers[k], (BG, BN)),)
     return lines
 
 
 @triton.jit
 def store_line(array, row, g, n, real, tile, ROW: tl.constexpr, ROWS: tl.constexpr, N: tl.constexpr):
-    """Line ROW of row `row` + g of an array [.., ROWS, N]: that of each item, or their sum for a single g."""
-    if g.shape[0] != tile.shape[0]:
-        tile = tl.sum(tile, 0)[None, :]
+    """Line ROW of row `row` + g of an array [.., ROWS, N]."""
     at = array + row * (ROWS * N) + ((g[:, None] * ROWS + ROW) * N + n[None, :])
     tl.store(at, tile.to(array.dtype.element_ty), mask=real[:, None] & (n < N)[None, :])
 
@@ -83,15 +81,43 @@ def store_lines(array, row, g, n, real, tiles, N: tl.constexpr, ROWS: tl.constex
 
 
 @triton.jit
-def sets_of(first, g, real, SHARED: tl.constexpr, BG: tl.constexpr):
-    """Where the write and read of groups first + g stand among the Q of a position: a first row, the rows behind, which may be
-    one for all groups, and which of them there are."""
+def sets_of(first_group, g, SHARED: tl.constexpr, BG: tl.constexpr):
+    """Where the write and read of groups first_group + g stand among the Q of a position: a first row, and the rows behind."""
     if SHARED == 1:
-        return first, g, real
+        return first_group, g
     elif SHARED % BG == 0:
-        return first // SHARED, tl.arange(0, 1), tl.full((1,), True, tl.int1)
+        return first_group // SHARED, tl.arange(0, 1)
     else:
-        return first * 0, (first + g) // SHARED, real
+        return first_group * 0, (first_group + g) // SHARED
+
+
+@triton.jit
+def load_shared(
+    array, row, sets, n, real, BG: tl.constexpr, ROWS: tl.constexpr, N: tl.constexpr, DTYPE: tl.constexpr, stride=0,
+    COUNT: tl.constexpr = 1, limit=None,
+):  # fmt: skip
+    """`load_lines` of the rows `sets` of an array of writes or reads, for all BG groups."""
+    lines = load_lines(array, row, sets, n, real, ROWS, N, DTYPE, stride, COUNT, limit)
+    tiles = ()
+    for k in tl.static_range(COUNT * ROWS):
+        tiles += (tl.broadcast_to(lines[k], (BG, n.shape[0])),)
+    return tiles
+
+
+@triton.jit
+def store_shared(array, row, sets, n, real, tile, ROW: tl.constexpr, ROWS: tl.constexpr, N: tl.constexpr):
+    """`store_line` of a gradient of a write or read: of each group, or their sum where they have one row."""
+    if sets.shape[0] != tile.shape[0]:
+        tile = tl.sum(tile, 0)[None, :]
+    store_line(array, row, sets, n, real, tile, ROW, ROWS, N)
+
+
+@triton.jit
+def zero_state(BG: tl.constexpr, BN: tl.constexpr, P: tl.constexpr, DTYPE: tl.constexpr):
+    columns = ()
+    for _ in tl.static_range(P):
+        columns += (tl.zeros((BG, BN), DTYPE),)
+    return columns
 
 
 @triton.jit
@@ -113,8 +139,7 @@ def fold(firsts, seconds, COUNT: tl.constexpr, HALVES: tl.constexpr):
         for part in tl.static_range(1, PARTS):
             here = tl.fma(a[part], b[part], here)
         products += (here,)
-    products += (products[0],) * (SIZE - COUNT)
-    tile = tl.reshape(bind(products, 0, 1, SIZE), (BG, REST, SIZE))
+    tile = tl.reshape(bind(filled(products, COUNT), 0, 1, SIZE), (BG, REST, SIZE))
     return tl.reshape(total(tl.reshape(tl.permute(tile, (0, 2, 1)), (BG * SIZE, REST)), REST), (BG, SIZE))
 
 
@@ -123,8 +148,9 @@ def fold_outer(rows, columns, P: tl.constexpr, HALVES: tl.constexpr):
     """sum_n rows[p] columns[q] for all p and q, as one tile [BG, P P], filled to a power of two."""
     firsts, seconds = (), ()
     for p in tl.static_range(P):
-        firsts += (rows[p],) * P
         seconds += columns
+        for _ in tl.static_range(P):
+            firsts += (rows[p],)
     return fold(firsts, seconds, P * P, HALVES)
 
 
@@ -148,24 +174,16 @@ def dot(tiles, numbers, FIRST: tl.constexpr, STRIDE: tl.constexpr, P: tl.constex
 
 
 @triton.jit
-def turn(state, right, FIRST: tl.constexpr, MIRROR: tl.constexpr, HAS_RIGHT: tl.constexpr, P: tl.constexpr):
-    """H right, or with the transpose of `right`, whose numbers begin at FIRST."""
-    if not HAS_RIGHT:
-        return state
-    else:
-        turned = ()
-        for q in tl.static_range(P):
-            turned += (dot(state, right, FIRST + q * P, 1, P) if MIRROR else dot(state, right, FIRST + q, P, P),)
-        return turned
-
-
-@triton.jit
-def fade(state, left, P: tl.constexpr):
-    """exp(step drift) * H."""
-    faded = ()
-    for p in tl.static_range(P):
-        faded += (state[p] * left,)
-    return faded
+def move(state, left, right, FIRST: tl.constexpr, MIRROR: tl.constexpr, HAS_RIGHT: tl.constexpr, P: tl.constexpr):
+    """exp(step drift) * (H right), or with the transpose of `right`, whose numbers begin at FIRST."""
+    moved = ()
+    for q in tl.static_range(P):
+        if HAS_RIGHT:
+            column = dot(state, right, FIRST + q * P, 1, P) if MIRROR else dot(state, right, FIRST + q, P, P)
+        else:
+            column = state[q]
+        moved += (column * left,)
+    return moved
 
 
 @triton.jit
@@ -189,6 +207,27 @@ def extent(bounds, length, sequence, HAS_BOUNDS: tl.constexpr):
         begin = sequence.to(tl.int64) * length
         end = begin + length
     return begin, end
+
+
+@triton.jit
+def poisoned(state, bad, P: tl.constexpr):
+    """The state, or NaN where bounds are `bad`."""
+    columns = ()
+    for p in tl.static_range(P):
+        columns += (tl.where(bad, float("nan"), state[p]),)
+    return columns
+
+
+@triton.jit
+def real_groups(first, g, G: tl.constexpr, BG: tl.constexpr):
+    """Which groups of a block there are: nothing is asked where blocks fill them."""
+    return first + g < G if G % BG else tl.full((BG,), True, tl.int1)
+
+
+@triton.jit
+def kept_of(begin, length, sequence, HAS_BOUNDS: tl.constexpr, KEEP: tl.constexpr):
+    """Where the kept states of a sequence begin: those before every KEEP positions, and behind the last if these are full."""
+    return (begin // KEEP if HAS_BOUNDS else sequence * (length // KEEP)) + sequence
 
 
 @triton.jit
@@ -218,22 +257,19 @@ def scan(
     begin, end = extent(bounds, length, sequence, HAS_BOUNDS)
     count = (end - begin).to(tl.int32)
     first_group, g, n = tl.program_id(0) * BG, tl.arange(0, BG), tl.arange(0, BN)
-    # Nothing is asked where blocks fill the groups.
-    real = first_group + g < G if G % BG else tl.full((BG,), True, tl.int1)
-    first_set, sets, has_set = sets_of(first_group, g, real, SHARED, BG)
+    real = real_groups(first_group, g, G, BG)
     Q: tl.constexpr = G // SHARED
+    first_set, sets = sets_of(first_group, g, SHARED, BG)
+    has_set = real if sets.shape[0] == BG else tl.full((1,), True, tl.int1)
     row = sequence.to(tl.int64) * G + first_group
-    state = load_state(initial, row, g, n, real, N, P, DTYPE) if HAS_INITIAL else (tl.zeros((BG, BN), DTYPE),) * P
+    state = load_state(initial, row, g, n, real, N, P, DTYPE) if HAS_INITIAL else zero_state(BG, BN, P, DTYPE)
     if HAS_BOUNDS:
-        bad, poisoned = tl.load(bounds + tl.num_programs(1) + 1) == 0, ()
-        for p in tl.static_range(P):
-            poisoned += (tl.where(bad, float("nan"), state[p]),)
-        state = poisoned
-    rate = load_lines(drift, first_group, g, n, real, BG, 1, N, DTYPE)[0] * LOG2_E if not VARYING else tl.zeros((BG, BN), DTYPE)
-    # Of a sequence's kept states: those before every KEEP positions, and behind the last if these are full.
+        state = poisoned(state, tl.load(bounds + tl.num_programs(1) + 1) == 0, P)
+    rate = load_lines(drift, first_group, g, n, real, 1, N, DTYPE)[0] * LOG2_E if not VARYING else tl.zeros((BG, BN), DTYPE)
+    # Of a sequence's kept states.
     place = row
     if KEEP and not MIRROR:
-        place = (begin // KEEP + sequence) * G + first_group
+        place = kept_of(begin, length, sequence, HAS_BOUNDS, KEEP) * G + first_group
     if MIRROR and KEEP:
         place = span_of(begin, length, sequence, HAS_BOUNDS, KEEP) * G + first_group
         store_lines(kept, place + tl.maximum(count - 1, 0) // KEEP * G, g, n, real, state, N, P)
@@ -251,9 +287,9 @@ def scan(
             rights = load_numbers(right, token, g, real, P * P, DTYPE, G, size) if HAS_RIGHT else ()
             steps = load_numbers(step, token, g, real, 1, DTYPE, G, size)
             shown = load_numbers(seen, token, g, real, RANK * P, DTYPE, G, size) if HAS_SEEN else ()
-            lines = load_lines(write, vector, sets, n, has_set, BG, RANK, N, DTYPE, Q, size)
-            readouts = load_lines(read, vector, sets, n, has_set, BG, 1, N, DTYPE, Q, size) if READS else ()
-            rates = load_lines(drift, token, g, n, real, BG, 1, N, DTYPE, G, size) if VARYING else ()
+            lines = load_shared(write, vector, sets, n, has_set, BG, RANK, N, DTYPE, Q, size)
+            readouts = load_shared(read, vector, sets, n, has_set, BG, 1, N, DTYPE, Q, size) if READS else ()
+            rates = load_lines(drift, token, g, n, real, 1, N, DTYPE, G, size) if VARYING else ()
             # Before they are needed, since they take long.
             lefts = ()
             for k in tl.static_range(size):
@@ -266,13 +302,14 @@ def scan(
                 wheres = lines[k * RANK : (k + 1) * RANK]
                 if MIRROR:
                     state = add_source(state, wheres, values, k * RANK * P, RANK, P)
-                state = fade(turn(state, rights, k * P * P, MIRROR, HAS_RIGHT, P), lefts[k], P)
+                state = move(state, lefts[k], rights, k * P * P, MIRROR, HAS_RIGHT, P)
                 if HAS_SEEN:
                     answer = add_source(state, wheres, shown, k * RANK * P, RANK, P)
                 if not MIRROR:
                     state = add_source(state, wheres, values, k * RANK * P, RANK, P)
                 if READS:
-                    firsts += (readouts[k],) * P
+                    for _ in tl.static_range(P):
+                        firsts += (readouts[k],)
                     answers += answer if HAS_SEEN else state
             if KEEP and MIRROR:
                 store_lines(kept, place + t // KEEP * G, g, n, tl.where(t % KEEP == 0, real, False), state, N, P)
@@ -303,40 +340,39 @@ def gradients(
     # Nothing is left to do behind the end of a sequence.
     count = tl.minimum((end - begin).to(tl.int32) - offset, SPAN)
     first_group, g, n = tl.program_id(0) * BG, tl.arange(0, BG), tl.arange(0, BN)
-    # Nothing is asked where blocks fill the groups.
-    real = first_group + g < G if G % BG else tl.full((BG,), True, tl.int1)
-    first_set, sets, has_set = sets_of(first_group, g, real, SHARED, BG)
+    real = real_groups(first_group, g, G, BG)
     Q: tl.constexpr = G // SHARED
+    first_set, sets = sets_of(first_group, g, SHARED, BG)
+    has_set = real if sets.shape[0] == BG else tl.full((1,), True, tl.int1)
     # The rows of this program's, or of each group's, part of a set's gradients.
     parts = sets
     if SHARED > 1:
         part = first_group % SHARED // BG if SHARED % BG == 0 else (first_group + g) % SHARED
         parts = sets + part.to(tl.int64) * positions * Q
     place = slot.to(tl.int64) * G + first_group
-    adjoint = load_lines(adjoints, place, g, n, real, BG, P, N, DTYPE)
-    drifts = load_lines(drift, first_group, g, n, real, BG, 1, N, DTYPE)[0] if not VARYING else tl.zeros((BG, BN), DTYPE)
+    adjoint = load_lines(adjoints, place, g, n, real, P, N, DTYPE)
+    drifts = load_lines(drift, first_group, g, n, real, 1, N, DTYPE)[0] if not VARYING else tl.zeros((BG, BN), DTYPE)
     slopes = tl.zeros((BG, BN), DTYPE)
-    first = (begin // KEEP + sequence + offset // KEEP) * G + first_group
+    first = (kept_of(begin, length, sequence, HAS_BOUNDS, KEEP) + offset // KEEP) * G + first_group
     # Where every block begins at a kept state, the state behind it is that before the next one.
     HAS_NEXT: tl.constexpr = KEEP == BT
     here = tl.where(count > 0, real, False)
-    after = load_lines(kept, first + count // KEEP * G, g, n, here, BG, P, N, DTYPE) if HAS_NEXT else ()
+    after = load_lines(kept, first + count // KEEP * G, g, n, here, P, N, DTYPE) if HAS_NEXT else ()
     blocks = tl.cdiv(count, BT)
     for block in tl.range(0, blocks, num_stages=STAGES):
         low = (blocks - 1 - block) * BT
-        state = load_lines(kept, first + low // KEEP * G, g, n, real, BG, P, N, DTYPE)
+        state = load_lines(kept, first + low // KEEP * G, g, n, real, P, N, DTYPE)
         if KEEP > BT:
             # From the kept state to the block.
             for t in range(low // KEEP * KEEP, low):
                 token = (begin + offset + t) * G + first_group
-                wheres = load_lines(write, (begin + offset + t) * Q + first_set, sets, n, has_set, BG, RANK, N, DTYPE)
+                wheres = load_shared(write, (begin + offset + t) * Q + first_set, sets, n, has_set, BG, RANK, N, DTYPE)
                 values = load_numbers(value, token, g, real, RANK * P, DTYPE)
                 rights = load_numbers(right, token, g, real, P * P, DTYPE) if HAS_RIGHT else ()
                 steps = tl.load(step + token + g, mask=real, other=0.0).to(DTYPE)
                 if VARYING:
-                    drifts = load_lines(drift, token, g, n, real, BG, 1, N, DTYPE)[0]
-                left = tl.exp2(steps[:, None] * (drifts * LOG2_E))
-                moved = fade(turn(state, rights, 0, False, HAS_RIGHT, P), left, P)
+                    drifts = load_lines(drift, token, g, n, real, 1, N, DTYPE)[0]
+                moved = move(state, tl.exp2(steps[:, None] * (drifts * LOG2_E)), rights, 0, False, HAS_RIGHT, P)
                 state = add_source(moved, wheres, values, 0, RANK, P)
         # States 0 .. BT of the block, one after another; those behind the end of a sequence are not used.
         token, vector = (begin + offset + low) * G + first_group, (begin + offset + low) * Q + first_set
@@ -346,14 +382,16 @@ def gradients(
         steps = load_numbers(step, token, g, real, 1, DTYPE, G, BT, limit)
         cotangents = load_numbers(dy, token, g, real, P, DTYPE, G, BT, limit)
         shown = load_numbers(seen, token, g, real, RANK * P, DTYPE, G, BT, limit) if HAS_SEEN else ()
-        wheres = load_lines(write, vector, sets, n, has_set, BG, RANK, N, DTYPE, Q, BT, limit)
-        readouts = load_lines(read, vector, sets, n, has_set, BG, 1, N, DTYPE, Q, BT, limit)
-        rates = load_lines(drift, token, g, n, real, BG, 1, N, DTYPE, G, BT, limit) if VARYING else (drifts,) * BT
+        wheres = load_shared(write, vector, sets, n, has_set, BG, RANK, N, DTYPE, Q, BT, limit)
+        readouts = load_shared(read, vector, sets, n, has_set, BG, 1, N, DTYPE, Q, BT, limit)
+        rates = load_lines(drift, token, g, n, real, 1, N, DTYPE, G, BT, limit) if VARYING else ()
         states, lefts = state, ()
         for k in tl.static_range(BT):
+            if not VARYING:
+                rates += (drifts,)
             lefts += (tl.exp2(rates[k] * LOG2_E * steps[k][:, None]),)
             if k < BT - 1 or not HAS_NEXT:
-                moved = fade(turn(state, rights, k * P * P, False, HAS_RIGHT, P), lefts[k], P)
+                moved = move(state, lefts[k], rights, k * P * P, False, HAS_RIGHT, P)
                 state = add_source(moved, wheres[k * RANK : (k + 1) * RANK], values, k * RANK * P, RANK, P)
                 states += state
         if HAS_NEXT:
@@ -383,13 +421,18 @@ def gradients(
                     dwhere += own[:, None] * readout
                     for p in tl.static_range(P - 1, -1, -1):
                         looked, lookers = (readout * cotangents[k * P + p][:, None],) + looked, (where,) + lookers
-                store_line(dwrite, at_set, parts, n, kept_set, dwhere, r, RANK, N)
+                store_shared(dwrite, at_set, parts, n, kept_set, dwhere, r, RANK, N)
                 for p in tl.static_range(P - 1, -1, -1):
                     pulled, pullers = (where,) + pulled, (sources[p],) + pullers
-            store_line(dread, at_set, parts, n, kept_set, dreadout, 0, 1, N)
-            faded = fade(upper, lefts[k], P)
-            before = turn(faded, rights, k * P * P, True, HAS_RIGHT, P)
+            store_shared(dread, at_set, parts, n, kept_set, dreadout, 0, 1, N)
+            faded = ()
+            for p in tl.static_range(P):
+                faded += (upper[p] * lefts[k],)
+            before = faded
             if HAS_RIGHT:
+                before = ()
+                for p in tl.static_range(P):
+                    before += (dot(faded, rights, k * P * P + p * P, 1, P),)
                 store_tile(dright, at, g, here, fold_outer(old, faded, P, HALVES), P * P)
             slope = old[0] * before[0]
             for p in tl.static_range(1, P):

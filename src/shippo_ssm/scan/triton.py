@@ -127,7 +127,8 @@ def _scan_kernel(
     """Run the kernel `scan` into `outputs`."""
     from shippo_ssm.scan import _triton_kernels as kernels
 
-    arguments: dict[str, Any] = {"y": None, "final": None, "kept": None, "MIRROR": False, "READS": False, "KEEP": 0}
+    arguments: dict[str, Any] = dict.fromkeys(("y", "final", "kept"))
+    arguments |= {"MIRROR": False, "READS": False, "KEEP": 0}
     arguments |= _arguments(recurrence, cu_seqlens) | outputs | kind
     initial = None if initial_state is None else initial_state.contiguous()
     arguments |= {"initial": initial, "HAS_INITIAL": initial is not None}
