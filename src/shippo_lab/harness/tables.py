@@ -38,11 +38,16 @@ class Line(NamedTuple):
     verdict: Verdict | None
 
 
+def columns_of(experiment: Experiment, result: Result) -> list[Column]:
+    """The columns that have a number: presets may be scored at other lengths."""
+    known = {name for row in result.rows.values() for name in row.metrics}
+    return [column for column in experiment.columns if column.key in known]
+
+
 def lines(experiment: Experiment, result: Result, columns: Sequence[Column] | None = None) -> list[Line]:
-    """Two lines per finished row: ours with its verdict, then the paper's."""
-    verdicts = experiment.verdicts(result)
-    columns = experiment.columns if columns is None else columns
-    found = []
+    """Two lines per finished row: ours with its verdict, then the paper's; by default with all `columns_of`."""
+    verdicts, found = experiment.verdicts(result), []
+    columns = columns_of(experiment, result) if columns is None else columns
     for name, row in result.rows.items():
         label = f"{row.label} (diverged: {row.notes['diverged_at']})" if "diverged_at" in row.notes else row.label
         found.append(Line(label, "ours", tuple(our_number(row, column) for column in columns), verdicts.get(name)))
@@ -78,7 +83,7 @@ def facts(experiment: Experiment, result: Result) -> str:
 
 def as_markdown(experiment: Experiment, result: Result, cell: Callable[[str], str] = str, note: bool = True) -> str:
     """A Markdown table; `cell` changes the numbers, `note` adds where they come from."""
-    head = ["Model", "", *(heading(column) for column in experiment.columns), "Verdict"]
+    head = ["Model", "", *map(heading, columns_of(experiment, result)), "Verdict"]
     body = [head, ["---"] * len(head)]
     for line in lines(experiment, result):
         verdict = "" if line.verdict is None else f"{'holds' if line.verdict.holds else 'DOES NOT HOLD'}: {line.verdict.text}"
@@ -92,7 +97,7 @@ def as_text(experiment: Experiment, result: Result, *, narrow: bool = False) -> 
 
     With `narrow` it has at most 80 columns of text: the main numbers without their spread, and whether they hold.
     """
-    columns, caption = experiment.columns, facts(experiment, result)
+    columns, caption = columns_of(experiment, result), facts(experiment, result)
     if narrow:
         columns = [column for column in columns if column.key in experiment.main] or columns[:3]
         caption += "\n--wide shows every column, the spread, and what a verdict is about"

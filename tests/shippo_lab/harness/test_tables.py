@@ -83,10 +83,17 @@ def test_a_short_budget_is_not_judged(toy, toy_result):
     assert [row["holds"] for row in as_data(toy, toy_result)["rows"]] == [None, None]
 
 
+def test_columns_without_a_number_are_left_out(toy, toy_result):
+    more = replace(toy, columns=(*toy.columns, Column(key="other", label="Other length")))
+    assert as_markdown(more, toy_result) == as_markdown(toy, toy_result)
+
+
 def test_a_narrow_terminal_gets_what_matters(toy, toy_result):
     """Name, numbers without their spread, the paper's below, verdict: each whole; every column where asked or piped."""
     columns = tuple(Column(key=f"m{index}", label=f"Metric {index}") for index in range(8))
     many = replace(toy, columns=(*toy.columns, *columns), main=("nmse", "r2"))
+    for row in toy_result.rows.values():
+        row.metrics.update({column.key: row.metrics["nmse"] for column in columns})
     for width, terminal, wide, narrow in ((80, True, False, True), (80, True, True, False), (80, False, False, False)):
         file = io.StringIO()
         console = Console(width=width, file=file, force_terminal=terminal, color_system=None)

@@ -25,6 +25,7 @@ TOY = MqarConfig(
     d_model=64, d_state=16, length=64, num_keys=8, num_active=4, steps=3000, learning_rate=1e-3, eval_every=750,
     eval_lengths=(64, 256), eval_examples=256,
 )  # fmt: skip
+ACCURACIES = {"exact": "Exact", "untouched_exact": "Predictor", "zeroed_exact": "Zeroed", "identity_exact": "R -> I"}
 
 
 def rows(base: MqarConfig, *, deep_seeds: int, plain: bool = False) -> tuple[MqarConfig, ...]:
@@ -84,7 +85,7 @@ EXPERIMENT = lab.Experiment(
         "smoke": partial(rows, SMOKE, deep_seeds=1),
     },
     train=train,
-    columns=columns({"exact": "Exact", "untouched_exact": "Predictor", "zeroed_exact": "Zeroed", "identity_exact": "R -> I"}),
+    columns=columns(ACCURACIES, tuple(sorted({*TOY.eval_lengths, *PAPER.eval_lengths}))),
     judge=judge,
     main=("exact_4096", "untouched_exact_4096"),
     cost=lambda config: cost(config) * config.n_layers,

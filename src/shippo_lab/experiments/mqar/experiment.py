@@ -112,12 +112,12 @@ def judge(row: lab.FinishedRow, result: lab.Result) -> lab.Verdict | None:
     return None
 
 
-def columns(labels: dict[str, str]) -> tuple[lab.Column, ...]:
+def columns(labels: dict[str, str], lengths: tuple[int, ...] = LENGTHS) -> tuple[lab.Column, ...]:
     """Columns of some accuracies (name -> label), each at every length."""
     return tuple(
         lab.Column(key=f"{key}_{length}", label=f"{label} {length}", better="higher", format=".4f")
         for key, label in labels.items()
-        for length in LENGTHS
+        for length in lengths
     )
 
 

@@ -19,9 +19,9 @@ def against_length(axes: Axes, row: FinishedRow, key: str, **style: Any) -> None
     axes.errorbar(lengths, means, yerr=spread if any(spread) else None, marker="o", markersize=3, capsize=2, **style)
 
 
-def against_operations(axes: Axes, row: FinishedRow, key: str, **style: Any) -> None:
-    """A line by the operations since the binding, over the bins that have queries."""
-    found = zip(OPERATION_BINS, row.curves[f"{key}_by_operations"])
+def against_operations(axes: Axes, row: FinishedRow, key: str, minimum: int = 0, **style: Any) -> None:
+    """A line by the operations since the binding, `minimum` or more, over the bins that have queries."""
+    found = [pair for pair in zip(OPERATION_BINS, row.curves[f"{key}_by_operations"]) if pair[0] >= minimum]
     known = [(edge, [number for number in numbers if number is not None]) for edge, numbers in found]
     means = {edge: statistics.fmean(numbers) for edge, numbers in known if numbers}
     # The logarithmic axis has no zero: every count is plotted one to the right, and the labels correct for it.
@@ -80,9 +80,9 @@ def depth_figure(result: Result, path: Path) -> None:
         rows = [row for row in result.rows.values() if row.config["n_layers"] == depth]
         shown = lengths_of(rows[0])[1]
         for row, colour in zip(rows, SERIES):
-            against_operations(axes, row, f"exact_{shown}", color=colour, label=row.label)
-        against_operations(axes, rows[0], f"untouched_exact_{shown}", **KNOWN)
-        _log_axis(axes, [0, 1, 3, 7, 15, 31], "operations since the binding", shift=1)
+            against_operations(axes, row, f"exact_{shown}", 1, color=colour, label=row.label)
+        against_operations(axes, rows[0], f"untouched_exact_{shown}", 1, **KNOWN)
+        _log_axis(axes, [1, 2, 3, 5, 7, 15, 31], "operations since the binding", shift=1)
         axes.set(title=f"{depth} layer{'s' * (depth > 1)}, {shown} events", ylabel="exact accuracy")
         axes.legend(loc="center left", bbox_to_anchor=(1, 0.5), fontsize=7, frameon=False)
     save(figure, path)

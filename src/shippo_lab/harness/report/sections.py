@@ -18,7 +18,7 @@ from markupsafe import Markup, escape
 
 from shippo_lab.harness.experiment import Experiment, Result
 from shippo_lab.harness.store import RUNS, as_user_error, committed, figures, read_json
-from shippo_lab.harness.tables import facts, heading, lines
+from shippo_lab.harness.tables import columns_of, facts, heading, lines
 from shippo_lab.theory.registry import CheckResult, by_section
 
 ORDER = 24
@@ -64,7 +64,7 @@ def evidence(experiment: Experiment) -> str:
         return PARTS.evidence(experiment)
     with as_user_error(result.source):
         figure = "" if experiment.figure is None else picture(experiment.name, experiment.title, _drawn(experiment, result))
-        head = ["Model", *map(heading, experiment.columns), "Verdict"]
+        head = ["Model", *map(heading, columns_of(experiment, result)), "Verdict"]
         return PARTS.evidence(experiment, head, _rows(experiment, result), facts(experiment, result), figure)
 
 
