@@ -111,7 +111,7 @@ def test_changes_after_a_first_step_are_seen(name):
 def test_a_bound_is_fixed_at_construction():
     """A kernel has it built in, so that it cannot be flipped behind the back of a plan."""
     with pytest.raises(AttributeError):
-        make("split").right.bounded = False
+        make("split").right.bounded = False  # pyright: ignore[reportAttributeAccessIssue]
 
 
 @torch.no_grad()

@@ -99,7 +99,7 @@ def rotation_figure(result: Result, path: Path) -> None:
         against_length(by_length, row, "exact", color=colour, label=row.label)
         against_operations(by_operations, row, f"exact_{lengths[-1]}", color=colour)
         if not row.name.endswith("none"):
-            style = {"color": colour, "linestyle": ":", "label": f"{row.label}, R -> I"}
+            style: dict[str, Any] = {"color": colour, "linestyle": ":", "label": f"{row.label}, R -> I"}
             against_length(by_length, row, "identity_exact", **style)
             against_operations(by_operations, row, f"identity_exact_{lengths[-1]}", **style)
     against_length(by_length, first, "untouched_exact", **KNOWN)
